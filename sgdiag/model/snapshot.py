@@ -1,0 +1,288 @@
+"""Everything known about one server at one time.
+
+Every source fills the same structure as far as it can see; the session lays these parts over each other
+(``sgdiag.session.merge``). Lists are keyed: two parts that speak of the same rank, process, GPU, graph set or
+communicator meet in one entry. Every number carries its unit in its name; ratios run from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sgdiag.model.fact import NOT_ASKED, Fact
+from sgdiag.model.ranks import RankId
+
+SCHEMA_VERSION = 1
+"""Raised whenever a snapshot written before would be read wrongly."""
+
+Health: TypeAlias = Literal["up", "starting", "unresponsive", "down"]
+Role: TypeAlias = Literal[
+    "launcher", "scheduler", "detokenizer", "dp-controller", "tokenizer-worker", "detokenizer-router", "other"
+]
+SourceState: TypeAlias = Literal["ok", "stale", "failed", "off"]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a snapshot; every fact that is not filled stays ``NOT_ASKED``."""
+
+
+class Server(_Part, frozen=True, kw_only=True):
+    """The server as a whole. ``args`` holds SGLang's server arguments by field name, secrets replaced."""
+
+    release: Fact[str] = NOT_ASKED
+    health: Fact[Health] = NOT_ASKED
+    url: Fact[str] = NOT_ASKED
+    model_path: Fact[str] = NOT_ASKED
+    served_model_name: Fact[str] = NOT_ASKED
+    device: Fact[str] = NOT_ASKED
+    started_at: Fact[float] = NOT_ASKED
+    tp_size: Fact[int] = NOT_ASKED
+    dp_size: Fact[int] = NOT_ASKED
+    pp_size: Fact[int] = NOT_ASKED
+    ep_size: Fact[int] = NOT_ASKED
+    nnodes: Fact[int] = NOT_ASKED
+    dp_attention: Fact[bool] = NOT_ASKED
+    mem_fraction_static_ratio: Fact[float] = NOT_ASKED
+    context_len_tokens: Fact[int] = NOT_ASKED
+    chunked_prefill_tokens: Fact[int] = NOT_ASKED
+    max_prefill_tokens: Fact[int] = NOT_ASKED
+    attention_backend: Fact[str] = NOT_ASKED
+    scheduler_overlap: Fact[bool] = NOT_ASKED
+    args: Fact[dict[str, Any]] = NOT_ASKED
+
+
+class KvPool(_Part, frozen=True, kw_only=True):
+    """One rank's pool of token slots. ``used_tokens`` excludes what the radix cache could evict at once."""
+
+    capacity_tokens: Fact[int] = NOT_ASKED
+    used_tokens: Fact[int] = NOT_ASKED
+    available_tokens: Fact[int] = NOT_ASKED
+    evictable_tokens: Fact[int] = NOT_ASKED
+    usage_ratio: Fact[float] = NOT_ASKED
+    swa_capacity_tokens: Fact[int] = NOT_ASKED
+    swa_usage_ratio: Fact[float] = NOT_ASKED
+    mamba_usage_ratio: Fact[float] = NOT_ASKED
+    page_size_tokens: Fact[int] = NOT_ASKED
+    dtype: Fact[str] = NOT_ASKED
+    size_bytes: Fact[int] = NOT_ASKED
+
+
+class RankMemory(_Part, frozen=True, kw_only=True):
+    """Device memory of one rank by purpose, as the server counts it."""
+
+    weights_bytes: Fact[int] = NOT_ASKED
+    draft_weights_bytes: Fact[int] = NOT_ASKED
+    graphs_bytes: Fact[int] = NOT_ASKED
+    graphs_by_phase_bytes: Fact[dict[str, int]] = NOT_ASKED
+    init_distributed_bytes: Fact[int] = NOT_ASKED
+    free_before_load_bytes: Fact[int] = NOT_ASKED
+    free_after_load_bytes: Fact[int] = NOT_ASKED
+    free_after_pool_bytes: Fact[int] = NOT_ASKED
+    free_at_ready_bytes: Fact[int] = NOT_ASKED
+
+
+class Rank(_Part, frozen=True, kw_only=True):
+    """One scheduler process: its load, its pool, how it decodes."""
+
+    id: RankId
+    pid: Fact[int] = NOT_ASKED
+    running_requests: Fact[int] = NOT_ASKED
+    waiting_requests: Fact[int] = NOT_ASKED
+    max_running_requests: Fact[int] = NOT_ASKED
+    retracted_requests: Fact[int] = NOT_ASKED
+    retractions_total: Fact[int] = NOT_ASKED
+    decode_tokens_per_s: Fact[float] = NOT_ASKED
+    prefill_tokens_per_s: Fact[float] = NOT_ASKED
+    cache_hit_ratio: Fact[float] = NOT_ASKED
+    accept_length_tokens: Fact[float] = NOT_ASKED
+    accept_ratio: Fact[float] = NOT_ASKED
+    decode_uses_graph: Fact[bool] = NOT_ASKED
+    graph_passes_total: Fact[dict[str, int]] = NOT_ASKED
+    kv: KvPool = KvPool()
+    memory: RankMemory = RankMemory()
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Quantiles in seconds of ``count`` observations that were made within the last ``window_s`` seconds."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    count: int
+    window_s: float
+
+
+class Latency(_Part, frozen=True, kw_only=True):
+    """Request latency over a sliding window, all ranks together."""
+
+    time_to_first_token: Fact[Percentiles] = NOT_ASKED
+    inter_token: Fact[Percentiles] = NOT_ASKED
+    queue: Fact[Percentiles] = NOT_ASKED
+    end_to_end: Fact[Percentiles] = NOT_ASKED
+    requests_per_s: Fact[float] = NOT_ASKED
+    prompt_tokens_per_s: Fact[float] = NOT_ASKED
+    generated_tokens_per_s: Fact[float] = NOT_ASKED
+    aborted_requests_total: Fact[int] = NOT_ASKED
+
+
+class Speculation(_Part, frozen=True, kw_only=True):
+    """How the server speculates. ``algorithm`` is ``none`` for a server that decodes plainly."""
+
+    algorithm: Fact[str] = NOT_ASKED
+    draft_model_path: Fact[str] = NOT_ASKED
+    steps: Fact[int] = NOT_ASKED
+    topk: Fact[int] = NOT_ASKED
+    draft_tokens: Fact[int] = NOT_ASKED
+    adaptive: Fact[bool] = NOT_ASKED
+    worker: Fact[str] = NOT_ASKED
+    accept_length_since_start_tokens: Fact[float] = NOT_ASKED
+    verify_calls_total: Fact[int] = NOT_ASKED
+
+
+class GraphSet(_Part, frozen=True, kw_only=True):
+    """The CUDA graphs that one runner captured, such as ``target decode`` or ``draft extend``.
+
+    ``sizes`` are captured batch sizes, or captured token counts for prefill runners (``sizes_unit``).
+    """
+
+    name: str
+    enabled: Fact[bool] = NOT_ASKED
+    backend: Fact[str] = NOT_ASKED
+    sizes: Fact[tuple[int, ...]] = NOT_ASKED
+    sizes_unit: Literal["requests", "tokens"] = "requests"
+    tokens_per_request: Fact[int] = NOT_ASKED
+    memory_bytes: Fact[int] = NOT_ASKED
+    capture_s: Fact[float] = NOT_ASKED
+
+
+class Communicator(_Part, frozen=True, kw_only=True):
+    """One process group (``tp``, ``pp``, ``world``, …) and which allreduce it may use. ``custom_allreduce`` is
+    ``on`` or the reason why it is off."""
+
+    group: str
+    size_ranks: Fact[int] = NOT_ASKED
+    custom_allreduce: Fact[str] = NOT_ASKED
+
+
+class Collectives(_Part, frozen=True, kw_only=True):
+    """What the ranks use to talk to each other. ``environment`` is that of a scheduler process, not of a shell."""
+
+    nccl_version: Fact[str] = NOT_ASKED
+    environment: Fact[dict[str, str]] = NOT_ASKED
+    communicators: tuple[Communicator, ...] = ()
+
+
+class Process(_Part, frozen=True, kw_only=True):
+    """One operating-system process of the server. ``inner_pid`` is its pid inside its own pid namespace."""
+
+    pid: int
+    role: Role = "other"
+    title: Fact[str] = NOT_ASKED
+    rank: Fact[RankId] = NOT_ASKED
+    parent_pid: Fact[int] = NOT_ASKED
+    inner_pid: Fact[int] = NOT_ASKED
+    uid: Fact[int] = NOT_ASKED
+    state: Fact[str] = NOT_ASKED
+    started_at: Fact[float] = NOT_ASKED
+    memory_bytes: Fact[int] = NOT_ASKED
+    cpu_ratio: Fact[float] = NOT_ASKED
+    threads: Fact[int] = NOT_ASKED
+    container: Fact[str] = NOT_ASKED
+    gpus: Fact[tuple[int, ...]] = NOT_ASKED
+    ports: Fact[tuple[int, ...]] = NOT_ASKED
+    environment: Fact[dict[str, str]] = NOT_ASKED
+    log_path: Fact[str] = NOT_ASKED
+    orphan: Fact[bool] = NOT_ASKED
+
+
+class GpuProcess(msgspec.Struct, frozen=True):
+    """A process that holds memory on a GPU; ``memory_bytes`` is unknown where the driver hides it (containers)."""
+
+    pid: int
+    memory_bytes: Fact[int] = NOT_ASKED
+
+
+class Gpu(_Part, frozen=True, kw_only=True):
+    """One device as the driver sees it. ``peers`` maps another device's index to NVML's P2P read status."""
+
+    index: int
+    name: Fact[str] = NOT_ASKED
+    uuid: Fact[str] = NOT_ASKED
+    compute_capability: Fact[str] = NOT_ASKED
+    memory_total_bytes: Fact[int] = NOT_ASKED
+    memory_used_bytes: Fact[int] = NOT_ASKED
+    memory_free_bytes: Fact[int] = NOT_ASKED
+    utilization_ratio: Fact[float] = NOT_ASKED
+    processes: Fact[tuple[GpuProcess, ...]] = NOT_ASKED
+    pcie_generation: Fact[int] = NOT_ASKED
+    pcie_width_lanes: Fact[int] = NOT_ASKED
+    nvlinks_up: Fact[int] = NOT_ASKED
+    peers: Fact[dict[str, str]] = NOT_ASKED
+
+
+class Gpus(_Part, frozen=True, kw_only=True):
+    """All devices of this host; ``devices`` is empty with ``driver`` unknown where there is none."""
+
+    driver: Fact[str] = NOT_ASKED
+    devices: tuple[Gpu, ...] = ()
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """One line of the server's log. ``number`` counts from 1; ``rank`` is the prefix text (``TP0``) or empty."""
+
+    number: int
+    text: str
+    rank: str = ""
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class Log(_Part, frozen=True, kw_only=True):
+    """The server's log as far as it was read."""
+
+    path: Fact[str] = NOT_ASKED
+    size_bytes: Fact[int] = NOT_ASKED
+    lines_read: Fact[int] = NOT_ASKED
+    tail: tuple[LogLine, ...] = ()
+    errors: tuple[LogLine, ...] = ()
+
+
+class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How one source fares. ``last_ok_at`` is unix time, 0.0 for never; ``took_s`` is the last read's duration."""
+
+    name: str
+    state: SourceState
+    last_ok_at: float = 0.0
+    took_s: float = 0.0
+    reason: str = ""
+
+
+class Disagreement(msgspec.Struct, frozen=True):
+    """Two sources that contradict each other on a value that cannot change between their reads."""
+
+    field: str
+    first: str
+    first_source: str
+    second: str
+    second_source: str
+
+
+class Snapshot(_Part, frozen=True, kw_only=True):
+    """Everything known about ``target`` at unix time ``at``."""
+
+    # A factory, since plain defaults are left out of the JSON and the version must always be in it.
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
+    at: float = 0.0
+    target: str = ""
+    server: Server = Server()
+    ranks: tuple[Rank, ...] = ()
+    latency: Latency = Latency()
+    speculation: Speculation = Speculation()
+    graphs: tuple[GraphSet, ...] = ()
+    collectives: Collectives = Collectives()
+    processes: tuple[Process, ...] = ()
+    gpus: Gpus = Gpus()
+    log: Log = Log()
+    sources: tuple[SourceStatus, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()

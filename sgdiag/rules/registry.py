@@ -1,0 +1,55 @@
+"""The list of rules, and how they are put to a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from sgdiag.model import SEVERITY, Finding, Snapshot
+
+Judge: TypeAlias = Callable[[Snapshot], Finding | None]
+
+_RULES: dict[str, Judge] = {}
+
+
+def rule(finding_id: str) -> Callable[[Judge], Judge]:
+    """Registers a pure function as the rule behind ``finding_id``.
+
+    It returns None where its question does not arise (a server that does not speculate has no accept length),
+    UNKNOWN where it arises but the facts are missing, and PASS only on evidence.
+    """
+
+    def register(judge: Judge) -> Judge:
+        if finding_id in _RULES:
+            raise ValueError(f"two rules for {finding_id}")
+        _RULES[finding_id] = judge
+        return judge
+
+    return register
+
+
+def rule_ids() -> tuple[str, ...]:
+    return tuple(sorted(_RULES))
+
+
+def evaluate(snapshot: Snapshot) -> tuple[Finding, ...]:
+    """All findings about ``snapshot``, the worst first; a rule that breaks becomes an UNKNOWN finding of its own."""
+    found = sorted(_judgements(snapshot), key=lambda finding: (SEVERITY.index(finding.verdict), -finding.confidence))
+    return tuple(found)
+
+
+def _judgements(snapshot: Snapshot) -> Iterator[Finding]:
+    for finding_id, judge in _RULES.items():
+        try:
+            finding = judge(snapshot)
+        except Exception as error:  # noqa: PERF203 - a broken rule must not silence the others
+            yield Finding(
+                id=finding_id,
+                title="this rule could not be evaluated",
+                verdict="UNKNOWN",
+                confidence=0.0,
+                cause=f"a defect in sgdiag: {type(error).__name__}: {error}",
+            )
+        else:
+            if finding is not None:
+                yield finding

@@ -1,0 +1,66 @@
+"""Is the server there, does it answer, and do the sources agree about it?"""
+
+from __future__ import annotations
+
+from sgdiag.model import Advice, Evidence, Finding, Known, Snapshot
+from sgdiag.rules.evidence import cannot_tell, seen
+from sgdiag.rules.registry import rule
+
+
+@rule("server-not-serving")
+def server_not_serving(snapshot: Snapshot) -> Finding | None:
+    health = snapshot.server.health
+    title = "the server serves requests"
+    if not isinstance(health, Known):
+        return cannot_tell("server-not-serving", title, "an answer of the server or its processes", health)
+    if health.value == "up":
+        return Finding(id="server-not-serving", title=title, verdict="PASS", evidence=(seen(health, "health is up"),))
+    if health.value == "starting":
+        return Finding(
+            id="server-not-serving",
+            title="the server is still starting",
+            verdict="WARN",
+            evidence=(seen(health, "health is starting"),),
+            cause="weights are loading, or CUDA graphs are being captured; no request is served until that is done",
+            advice=(Advice("wait, and watch the log", "sgdiag attach", "health turns to up"),),
+            playbook="server-not-serving",
+        )
+    last_errors = tuple(Evidence(f"log:{line.number}", line.text) for line in snapshot.log.errors[-3:])
+    down = health.value == "down"
+    return Finding(
+        id="server-not-serving",
+        title="the server is gone" if down else "the server's processes live, but it does not answer",
+        verdict="FAIL",
+        evidence=(seen(health, f"health is {health.value}"), *last_errors),
+        cause=(
+            "its processes ended"
+            if down
+            else "a scheduler that is stuck or stopped keeps HTTP waiting; the age of its load snapshot says since when"
+        ),
+        advice=(
+            Advice("read what it said last", "sgdiag attach, log screen", "the first error names the rank that died"),
+            Advice("look for ranks that outlived it", "sgdiag doctor", "an orphaned scheduler holds GPU memory"),
+        ),
+        playbook="server-not-serving",
+    )
+
+
+@rule("sources-disagree")
+def sources_disagree(snapshot: Snapshot) -> Finding | None:
+    if not snapshot.disagreements:
+        return None
+    return Finding(
+        id="sources-disagree",
+        title="two sources contradict each other",
+        verdict="WARN",
+        evidence=tuple(
+            Evidence(f"{item.first_source} / {item.second_source}", f"{item.field}: {item.first} against {item.second}")
+            for item in snapshot.disagreements
+        ),
+        cause=(
+            "one of them speaks of another server (a proxy, a restarted server, a stale log), or SGLang changed an "
+            "argument after it was given"
+        ),
+        advice=(Advice("check that URL, process and log belong to one server", "sgdiag doctor"),),
+        playbook="sources-disagree",
+    )

@@ -1,0 +1,130 @@
+"""Lays the partial snapshots of all sources over each other: one fact a field, and which sources contradict.
+
+Parts come in order of precedence. For each field the first known value of a fresh part wins, then the first known
+value at all; where nothing is known, the reasons are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from sgdiag.model import (
+    NOT_ASKED,
+    Communicator,
+    Disagreement,
+    Gpu,
+    GraphSet,
+    Known,
+    KvPool,
+    Process,
+    Rank,
+    RankId,
+    Server,
+    Snapshot,
+    Speculation,
+    Unknown,
+)
+
+P = TypeVar("P", bound=msgspec.Struct)
+
+_KEYS: dict[type, str] = {Rank: "id", Process: "pid", Gpu: "index", GraphSet: "name", Communicator: "group"}
+
+_MADE_BY_SESSION = {"schema", "at", "target", "sources", "disagreements"}
+
+# Values that cannot change while the server lives: two sources that differ here contradict each other.
+_STABLE: dict[type, frozenset[str]] = {
+    Server: frozenset({"release", "model_path", "tp_size", "dp_size", "pp_size", "mem_fraction_static_ratio"}),
+    Speculation: frozenset({"algorithm", "topk"}),
+    KvPool: frozenset({"capacity_tokens", "page_size_tokens"}),
+}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one source said last. ``fresh``: that reading is recent enough to be believed over an old one."""
+
+    snapshot: Snapshot
+    fresh: bool = True
+
+
+def merge(parts: Sequence[Part], *, silence: Unknown = NOT_ASKED) -> Snapshot:
+    """One snapshot of all ``parts`` (highest precedence first); ``silence`` fills what no part says anything about."""
+    merger = _Merger(silence)
+    merged = merger.structs([(part.snapshot, part.fresh) for part in parts] or [(Snapshot(), True)], Snapshot, "")
+    return msgspec.structs.replace(merged, disagreements=tuple(merger.disagreements))
+
+
+class _Merger:
+    def __init__(self, silence: Unknown) -> None:
+        self.silence = silence
+        self.disagreements: list[Disagreement] = []
+
+    def structs(self, pieces: Sequence[tuple[P, bool]], kind: type[P], path: str) -> P:
+        stable = _STABLE.get(kind, frozenset())
+        changes: dict[str, Any] = {}
+        for name in kind.__struct_fields__:
+            if name in _MADE_BY_SESSION:
+                continue
+            values = [(getattr(piece, name), fresh) for piece, fresh in pieces]
+            where = f"{path}.{name}" if path else name
+            first = values[0][0]
+            if isinstance(first, (Known, Unknown)):
+                changes[name] = self.facts(values, where if name in stable else "")
+            elif isinstance(first, tuple):
+                changes[name] = self.tuples(values, where)
+            elif isinstance(first, msgspec.Struct) and name != _KEYS.get(kind):
+                changes[name] = self.structs(values, type(first), where)
+        return msgspec.structs.replace(pieces[0][0], **changes)
+
+    def facts(self, values: Sequence[tuple[Known[Any] | Unknown, bool]], stable_path: str) -> Known[Any] | Unknown:
+        fresh = [fact for fact, is_fresh in values if is_fresh and isinstance(fact, Known)]
+        known = fresh or [fact for fact, _ in values if isinstance(fact, Known)]
+        if known:
+            if stable_path and len(fresh) > 1:
+                self.compare(stable_path, fresh)
+            return known[0]
+        reasons = dict.fromkeys(
+            fact.reason for fact, _ in values if isinstance(fact, Unknown) and fact is not NOT_ASKED
+        )
+        reasons.pop(NOT_ASKED.reason, None)
+        return Unknown("; ".join(reasons)) if reasons else self.silence
+
+    def compare(self, path: str, facts: Sequence[Known[Any]]) -> None:
+        first = facts[0]
+        for other in facts[1:]:
+            if not _same(first.value, other.value):
+                self.disagreements.append(
+                    Disagreement(path, str(first.value), first.source, str(other.value), other.source)
+                )
+
+    def tuples(self, values: Sequence[tuple[tuple[Any, ...], bool]], path: str) -> tuple[Any, ...]:
+        filled = [(items, fresh) for items, fresh in values if items]
+        if not filled:
+            return ()
+        kind = type(filled[0][0][0])
+        key = _KEYS.get(kind)
+        if key is None:
+            return filled[0][0]
+        groups: dict[Any, list[tuple[Any, bool]]] = {}
+        for items, fresh in filled:
+            for item in items:
+                groups.setdefault(getattr(item, key), []).append((item, fresh))
+        return tuple(self.structs(groups[name], kind, f"{path}[{_name(name)}]") for name in _in_order(groups))
+
+
+def _in_order(keys: Iterable[Any]) -> list[Any]:
+    """Ranks, pids and indices in their own order; names in the order in which the sources gave them."""
+    listed = list(keys)
+    return listed if isinstance(listed[0], str) else sorted(listed)
+
+
+def _name(key: object) -> str:
+    return f"DP{key.dp} PP{key.pp} TP{key.tp}" if isinstance(key, RankId) else str(key)
+
+
+def _same(first: object, second: object) -> bool:
+    if isinstance(first, float) or isinstance(second, float):
+        return abs(float(first) - float(second)) <= 1e-6  # type: ignore[arg-type]
+    return first == second
