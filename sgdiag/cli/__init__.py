@@ -1,0 +1,102 @@
+"""The command line: parses, calls, prints.
+
+Nothing but click is imported before a command is known, so that ``sgdiag --version`` and ``--help`` answer at once
+on a loaded machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from sgdiag import __version__
+from sgdiag.model.errors import ExitCode, SgdiagError
+
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "attach": ("sgdiag.cli.attach:attach", "Open the terminal UI on a running server, a recording or a log."),
+    "status": ("sgdiag.cli.status:status", "Print one screen of text, or JSON, about a server."),
+    "check": ("sgdiag.cli.check:check", "Print the findings about a server; exit 1 if one is a FAIL."),
+    "doctor": ("sgdiag.cli.doctor:doctor", "Say what can be read here, what not, why, and the way out."),
+    "record": ("sgdiag.cli.record:record", "Record a session to a file."),
+    "replay": ("sgdiag.cli.record:replay", "Open the terminal UI on a recording."),
+    "demo": ("sgdiag.cli.demo:demo", "Replay a recording of a real server; needs nothing else."),
+    "playbook": ("sgdiag.cli.playbook:playbook", "Print the runbook of a finding."),
+    "lab": ("sgdiag.cli.lab:lab", "A real SGLang server without a GPU, for trying things."),
+}
+"""Every command: where it is and its line in the help. Spelled out here so that help imports none of them."""
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # `sgdiag TARGET` means `sgdiag attach TARGET`.
+        if args and args[0] not in _COMMANDS:
+            args = ["attach", *args]
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(
+    cls=_LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit status: 0 nothing wrong, 1 a FAIL was found, 2 could not look, 3 refused, 130 interrupted.",
+)
+@click.version_option(__version__, message="sgdiag %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Look into a running SGLang server from outside: KV pool, speculation, CUDA graphs, collectives, processes.
+
+    Without a command, `sgdiag [TARGET]` opens the terminal UI. TARGET is a pid, a URL (or host:port), a recording or
+    a log file; without one, the server that runs on this machine is found. Nothing is ever paused or changed.
+    """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(cli.get_command(ctx, "attach"))  # type: ignore[arg-type]
+
+
+def main() -> NoReturn:
+    """The `sgdiag` program. Every failure is one line and what to do, never a traceback."""
+    try:
+        cli.main(prog_name="sgdiag", standalone_mode=False)
+        code: int = ExitCode.OK
+    except SgdiagError as error:
+        code = _complain(error.problem, error.remedy, error.exit_code)
+    except click.exceptions.Exit as leave:
+        code = leave.exit_code
+    except click.UsageError as error:
+        code = _complain(error.format_message(), f"see {error.ctx.command_path} --help" if error.ctx else "", 2)
+    except click.ClickException as error:
+        code = _complain(error.format_message(), "", 2)
+    except (KeyboardInterrupt, click.Abort):
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); a second error while flushing would only add noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.OK
+    sys.exit(code)
+
+
+def _complain(problem: str, remedy: str, code: int) -> int:
+    # Problems quote file names and what servers answered, which may hold escape codes.
+    for text in (f"sgdiag: {problem}", f"  {remedy}" if remedy else ""):
+        if text:
+            click.echo("".join(char if char.isprintable() else " " for char in text), err=True)
+    return code

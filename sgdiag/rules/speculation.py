@@ -29,7 +29,7 @@ def spec_acceptance_low(snapshot: Snapshot) -> Finding | None:
     evidence = tuple(
         seen(
             rank.accept_length_tokens,
-            f"{rank_label(snapshot, rank)}: accept length {rank.accept_length_tokens.value:.2f} at {steps.value} steps, "
+            f"{rank_label(snapshot, rank)}: accept length {rank.accept_length_tokens.value:.2f}, {steps.value} steps: "
             f"{ratios[rank.id]:.0%} of the drafted depth",
         )
         for rank in judged

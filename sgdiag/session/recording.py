@@ -13,14 +13,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from sgdiag import __version__
 from sgdiag.model import SgdiagError, Snapshot
 
-FORMAT = "sgdiag-recording"
 RECORDING_SCHEMA = 1
 """Raised whenever an older reader would read a recording wrongly."""
 
@@ -32,7 +31,9 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    format: str = FORMAT
+    """The first line. ``format`` has no default, so that a line of another kind does not pass for a header."""
+
+    format: Literal["sgdiag-recording"]
     schema: int = RECORDING_SCHEMA
     sgdiag: str = __version__
     title: str = ""
@@ -48,11 +49,11 @@ class _Frame(msgspec.Struct, frozen=True, omit_defaults=True):
 class Recorder:
     """Writes snapshots to ``path``; refuses to overwrite a file that is not a recording."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, *, title: str = "", note: str = "", started_at: float = 0.0) -> None:
         if path.exists() and path.stat().st_size and not is_recording(path):
             raise SgdiagError(f"{path} exists and is not a recording", "choose another file name")
         self._file = path.open("wb")
-        self._header = header
+        self._header = Header(format="sgdiag-recording", title=title, note=note, started_at=started_at)
         self._member: gzip.GzipFile | None = None
         self._frames = 0
         self._last: Any = None
@@ -100,10 +101,10 @@ def is_recording(path: Path) -> bool:
             if file.read(2) != _GZIP_MAGIC:
                 return False
         with gzip.open(path) as lines:
-            header = msgspec.json.decode(lines.readline(MAX_LINE_BYTES), type=Header)
+            msgspec.json.decode(lines.readline(MAX_LINE_BYTES), type=Header)
     except (OSError, EOFError, zlib.error, msgspec.MsgspecError):
         return False
-    return header.format == FORMAT
+    return True
 
 
 def read_header(path: Path) -> Header:
@@ -135,7 +136,7 @@ def read_frames(path: Path) -> Iterator[Snapshot]:
             else:
                 continue
             yield msgspec.convert(state, Snapshot)
-        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise SgdiagError(f"{path} is damaged: {error}", "record again") from error
 
 

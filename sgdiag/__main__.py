@@ -1,0 +1,5 @@
+"""`python -m sgdiag` is `sgdiag`."""
+
+from sgdiag.cli import main
+
+main()

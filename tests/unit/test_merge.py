@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from sgdiag.model import (
+    NOT_ASKED,
+    Disagreement,
+    GraphSet,
+    Known,
+    KvPool,
+    Log,
+    LogLine,
+    Rank,
+    RankId,
+    Server,
+    Snapshot,
+    Unknown,
+    unknown,
+)
+from sgdiag.session.merge import Part, merge
+
+
+def kv(capacity: int, source: str) -> Snapshot:
+    return Snapshot(ranks=(Rank(id=RankId(), kv=KvPool(capacity_tokens=Known(capacity, source))),))
+
+
+def test_the_first_known_value_wins() -> None:
+    first = Snapshot(server=Server(release=unknown("no dist-info"), url=Known("http://a", "x")))
+    second = Snapshot(server=Server(release=Known("0.5.23", "model_info"), url=Known("http://b", "y")))
+    merged = merge([Part(first), Part(second)])
+    assert merged.server.release == Known("0.5.23", "model_info")
+    assert merged.server.url == Known("http://a", "x")
+
+
+def test_a_fresh_value_beats_an_old_one_of_higher_precedence() -> None:
+    old = Snapshot(ranks=(Rank(id=RankId(), running_requests=Known(9, "v1/loads")),))
+    new = Snapshot(ranks=(Rank(id=RankId(), running_requests=Known(2, "shm")),))
+    merged = merge([Part(old, fresh=False), Part(new)])
+    assert merged.ranks[0].running_requests == Known(2, "shm")
+    only_old = merge([Part(old, fresh=False), Part(Snapshot())])
+    assert only_old.ranks[0].running_requests == Known(9, "v1/loads")
+
+
+def test_ranks_meet_by_their_place_and_come_in_order() -> None:
+    first = Snapshot(
+        ranks=(Rank(id=RankId(tp=1), pid=Known(11, "procfs")), Rank(id=RankId(tp=0), pid=Known(10, "procfs")))
+    )
+    second = Snapshot(ranks=(Rank(id=RankId(tp=0), running_requests=Known(3, "shm")),))
+    merged = merge([Part(first), Part(second)])
+    assert [rank.id.tp for rank in merged.ranks] == [0, 1]
+    assert merged.ranks[0].pid == Known(10, "procfs")
+    assert merged.ranks[0].running_requests == Known(3, "shm")
+
+
+def test_named_things_keep_the_order_of_the_sources() -> None:
+    graphs = Snapshot(graphs=(GraphSet(name="target decode"), GraphSet(name="draft decode")))
+    merged = merge(
+        [Part(graphs), Part(Snapshot(graphs=(GraphSet(name="draft decode", backend=Known("full", "log:9")),)))]
+    )
+    assert [graph.name for graph in merged.graphs] == ["target decode", "draft decode"]
+    assert merged.graphs[1].backend == Known("full", "log:9")
+
+
+def test_all_reasons_are_kept_where_nothing_is_known() -> None:
+    first = Snapshot(server=Server(release=unknown("no dist-info")))
+    second = Snapshot(server=Server(release=unknown("HTTP is dead")))
+    merged = merge([Part(first), Part(second)], silence=Unknown("nobody tells"))
+    assert merged.server.release == unknown("no dist-info; HTTP is dead")
+    assert merged.server.url == Unknown("nobody tells")
+
+
+def test_contradicting_constants_are_reported_and_moving_values_are_not() -> None:
+    merged = merge([Part(kv(100, "server_info")), Part(kv(200, "log:7"))])
+    assert merged.disagreements == (
+        Disagreement("ranks[DP0 PP0 TP0].kv.capacity_tokens", "100", "server_info", "200", "log:7"),
+    )
+    assert merged.ranks[0].kv.capacity_tokens == Known(100, "server_info")
+    moving = [Snapshot(ranks=(Rank(id=RankId(), running_requests=Known(n, "x")),)) for n in (1, 2)]
+    assert merge([Part(part) for part in moving]).disagreements == ()
+
+
+def test_an_old_reading_contradicts_nobody() -> None:
+    assert merge([Part(kv(100, "server_info")), Part(kv(200, "log:7"), fresh=False)]).disagreements == ()
+
+
+def test_equal_fractions_agree_whatever_their_type() -> None:
+    parts = [Snapshot(server=Server(mem_fraction_static_ratio=Known(value, "x"))) for value in (0.3, 0.30000000001)]
+    assert merge([Part(part) for part in parts]).disagreements == ()
+
+
+def test_unkeyed_lists_come_whole_from_the_first_source_that_has_them() -> None:
+    lines = (LogLine(1, "ready"),)
+    assert merge([Part(Snapshot()), Part(Snapshot(log=Log(tail=lines)))]).log.tail == lines
+
+
+def test_nothing_merges_to_nothing() -> None:
+    assert merge([]).server.release is NOT_ASKED
