@@ -40,6 +40,7 @@ class LiveFeed:
         self._locate = locate
         self._poller = poller(place)
         self._poller.start()
+        self._was_up = False
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="find-successor", daemon=True)
         self._watcher.start()
@@ -52,7 +53,9 @@ class LiveFeed:
         self._poller.wait_first(limit_s)
 
     def latest(self) -> Snapshot:
-        return judge(self._poller.latest())
+        snapshot = judge(self._poller.latest(), was_up=self._was_up)
+        self._was_up = self._was_up or snapshot.server.health.or_else("") == "up"
+        return snapshot
 
     def close(self) -> None:
         self._stop.set()
@@ -72,5 +75,5 @@ class LiveFeed:
         poller.start()
         # The old values stay on the screen until the new server has said something.
         poller.wait_first(FIRST_WORD_S)
-        old, self._poller, self._place = self._poller, poller, place
+        old, self._poller, self._place, self._was_up = self._poller, poller, place, False
         old.close()

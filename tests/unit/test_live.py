@@ -27,6 +27,7 @@ def health(
     http: SourceStatus | None = None,
     launcher_state: str | None = None,
     started_at: float = NOW - 10,
+    was_up: bool = False,
 ) -> str:
     statuses = [http] if http is not None else []
     if launcher_state is not None:
@@ -37,19 +38,19 @@ def health(
         sources=tuple(statuses),
         processes=processes(launcher_state, started_at) if launcher_state is not None else (),
     )
-    return judge(snapshot).server.health.or_else("unknown")
+    return judge(snapshot, was_up=was_up).server.health.or_else("unknown")
 
 
 OK = SourceStatus(name="http", state="ok", last_ok_at=NOW, took_s=0.01)
 STALE = SourceStatus(name="http", state="stale", last_ok_at=NOW - 9, took_s=3.0, reason="silent")
-NEVER = SourceStatus(name="http", state="failed", took_s=0.01, reason="refused")
-NOT_YET = SourceStatus(name="http", state="failed", reason="not read yet")
+REFUSED = SourceStatus(name="http", state="failed", took_s=0.01, reason="the server wants an API key")
 
 
 def test_a_server_that_answers_is_what_it_says() -> None:
     assert health(said="up", http=OK, launcher_state="S") == "up"
     assert health(said="up", http=OK) == "up"
     assert health(said="starting", http=OK, launcher_state="S") == "starting"
+    assert health(said="unresponsive", http=OK, launcher_state="S") == "unresponsive"
 
 
 def test_without_a_launcher_the_server_is_down_whatever_was_said_before() -> None:
@@ -57,20 +58,21 @@ def test_without_a_launcher_the_server_is_down_whatever_was_said_before() -> Non
     assert health(said="up", http=STALE, launcher_state="Z") == "down"
 
 
-def test_a_silent_port_of_living_processes_means_starting_or_hanging() -> None:
+def test_a_closed_port_of_living_processes_means_starting_or_hanging() -> None:
+    assert health(said="down", http=OK, launcher_state="S") == "starting"
+    assert health(said="down", http=OK, launcher_state="S", was_up=True) == "unresponsive"
+    assert health(said="down", http=OK, launcher_state="S", started_at=NOW - STARTUP_S - 1) == "unresponsive"
+    assert health(said="down", http=OK) == "down"
+
+
+def test_a_server_that_fell_silent_is_unresponsive() -> None:
     assert health(said="up", http=STALE, launcher_state="S") == "unresponsive"
-    assert health(http=NEVER, launcher_state="S") == "starting"
-    assert health(http=NEVER, launcher_state="S", started_at=NOW - STARTUP_S - 1) == "unresponsive"
-
-
-def test_a_silent_port_of_a_far_server_is_unresponsive_and_one_that_never_answered_is_down() -> None:
     assert health(said="up", http=STALE) == "unresponsive"
-    assert health(http=NEVER) == "down"
 
 
-def test_nothing_is_concluded_before_the_first_answer() -> None:
-    assert health(http=NOT_YET) == "unknown"
-    assert health(http=NOT_YET, launcher_state="S") == "unknown"
+def test_a_server_that_does_not_let_us_in_is_neither_up_nor_down() -> None:
+    assert health(http=REFUSED, launcher_state="S") == "unknown"
+    assert health(http=REFUSED) == "unknown"
 
 
 class _Told:

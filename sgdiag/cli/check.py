@@ -1,0 +1,75 @@
+"""`sgdiag check`: findings, with an exit status for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sgdiag.cli import options
+from sgdiag.model.errors import ExitCode
+
+if TYPE_CHECKING:
+    from sgdiag.model import Finding
+
+WATCH_S = 2.5
+"""Long enough for every source to be read once and for the metrics to be read twice."""
+
+_STYLES = {"FAIL": "bold red", "WARN": "yellow", "UNKNOWN": "dim", "PASS": "green"}
+
+
+@click.command()
+@options.target
+@click.option("--json", "as_json", is_flag=True, help='{"findings": […]}, the worst first.')
+@click.option("--strict", is_flag=True, help="Exit 1 on WARN and UNKNOWN, too.")
+@click.pass_context
+def check(ctx: click.Context, target: str | None, as_json: bool, strict: bool, **how: Any) -> None:
+    """Say what is wrong with TARGET, on what evidence, and what to do about it.
+
+    UNKNOWN means that a fact is missing, never that all is well. `sgdiag playbook ID` explains a finding.
+    """
+    import msgspec
+
+    from sgdiag.rules import evaluate
+    from sgdiag.session.attach import open_feed
+
+    feed = open_feed(target, options.access(**how), wait_s=WATCH_S)
+    try:
+        findings = evaluate(feed.latest())
+    finally:
+        feed.close()
+    if as_json:
+        click.echo(msgspec.json.encode({"findings": findings}))
+    else:
+        _print(findings)
+    bad = {"FAIL", "WARN", "UNKNOWN"} if strict else {"FAIL"}
+    if any(finding.verdict in bad for finding in findings):
+        ctx.exit(ExitCode.FAIL_FOUND)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from sgdiag.analysis.format import sanitise
+
+    console = Console(highlight=False)
+    for finding in findings:
+        line = Text(f"{finding.verdict:8}", style=_STYLES[finding.verdict])
+        line.append(
+            f"{finding.id}: {sanitise(finding.title)}", style="bold" if finding.verdict == "FAIL" else "default"
+        )
+        console.print(line)
+        if finding.verdict == "PASS":
+            continue
+        for item in finding.evidence:
+            console.print(Text(f"         {sanitise(item.text)}  [{sanitise(item.source)}]", style="dim"))
+        if finding.cause:
+            console.print(Text(f"         because {sanitise(finding.cause)}"))
+        for advice in finding.advice:
+            command = f": {advice.command}" if advice.command else ""
+            effect = f" → {advice.effect}" if advice.effect else ""
+            console.print(Text(f"         - {advice.action}{command}{effect}"))
+        if finding.playbook:
+            console.print(Text(f"         sgdiag playbook {finding.playbook}", style="dim"))

@@ -1,0 +1,51 @@
+"""`sgdiag status`: one screen of text, or JSON."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import Any
+
+import click
+
+from sgdiag.cli import options
+
+FIRST_READ_S = 0.7
+"""How long the first readings may take; what has not answered by then is shown as such."""
+
+
+@click.command()
+@options.target
+@click.option("--json", "as_json", is_flag=True, help="The whole snapshot as JSON, one object a line.")
+@click.option("--watch", is_flag=True, help="Again every second until interrupted.")
+def status(target: str | None, as_json: bool, watch: bool, **how: Any) -> None:
+    """Print what TARGET is made of and how it is doing.
+
+    TARGET is a pid, a URL or host:port, a recording or a log file; without it, the server that runs here.
+    """
+    from sgdiag.model import Snapshot, encode
+    from sgdiag.session.attach import open_feed
+
+    def show(snapshot: Snapshot) -> None:
+        if as_json:
+            click.echo(encode(snapshot))
+            return
+        from rich.console import Console
+
+        from sgdiag.cli.screen import render_once
+        from sgdiag.rules import evaluate
+
+        console = Console(width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size((100, 24)).columns))
+        if watch and sys.stdout.isatty():
+            console.clear()
+        console.print(render_once(snapshot, evaluate(snapshot), console.width))
+
+    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S)
+    try:
+        show(feed.latest())
+        while watch:
+            time.sleep(1.0)
+            show(feed.latest())
+    finally:
+        feed.close()

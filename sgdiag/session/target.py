@@ -1,0 +1,61 @@
+"""What a user means by TARGET."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+
+import msgspec
+import psutil
+from urllib3.util import parse_url
+
+from sgdiag.model import SgdiagError
+
+
+class PidTarget(msgspec.Struct, frozen=True):
+    pid: int
+
+
+class UrlTarget(msgspec.Struct, frozen=True):
+    url: str
+
+
+class FileTarget(msgspec.Struct, frozen=True):
+    path: Path
+
+
+def parse_target(text: str) -> PidTarget | UrlTarget | FileTarget:
+    """A pid, an address or an existing file; raises SgdiagError for anything else."""
+    if text.isascii() and text.isdigit():
+        return PidTarget(int(text))
+    if text.startswith(("http://", "https://")):
+        return UrlTarget(text)
+    path = Path(text)
+    if path.is_file():
+        return FileTarget(path)
+    host, colon, port = text.rpartition(":")
+    if colon and host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+        return UrlTarget(f"http://{text}")
+    if text and path.is_dir():
+        raise SgdiagError(f"{text} is a folder", "give a log file or a recording in it")
+    raise SgdiagError(
+        f"{text!r} is no command, no pid, no address and no file", "sgdiag --help lists the commands and targets"
+    )
+
+
+def port_here(url: str) -> int | None:
+    """The port of ``url`` if its host is this one, by name or address; None for another host."""
+    parts = parse_url(url)
+    host = (parts.host or "").strip("[]")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if host in ("localhost", socket.gethostname()):
+        return port
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if address.is_loopback:
+        return port
+    own = {item.address.partition("%")[0] for items in psutil.net_if_addrs().values() for item in items}
+    return port if host in own else None
