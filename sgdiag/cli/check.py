@@ -24,7 +24,7 @@ _STYLES = {"FAIL": "bold red", "WARN": "yellow", "UNKNOWN": "dim", "PASS": "gree
 @click.option("--json", "as_json", is_flag=True, help='{"findings": […]}, the worst first.')
 @click.option("--strict", is_flag=True, help="Exit 1 on WARN and UNKNOWN, too.")
 @click.pass_context
-def check(ctx: click.Context, target: str | None, as_json: bool, strict: bool, **how: Any) -> None:
+def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool, **how: Any) -> None:
     """Say what is wrong with TARGET, on what evidence, and what to do about it.
 
     UNKNOWN means that a fact is missing, never that all is well. `sgdiag playbook ID` explains a finding.
@@ -52,21 +52,19 @@ def _print(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from sgdiag.analysis.format import sanitise
+    from sgdiag.analysis.format import clean
 
     console = Console(highlight=False)
     for finding in findings:
         line = Text(f"{finding.verdict:8}", style=_STYLES[finding.verdict])
-        line.append(
-            f"{finding.id}: {sanitise(finding.title)}", style="bold" if finding.verdict == "FAIL" else "default"
-        )
+        line.append(f"{finding.id}: {clean(finding.title)}", style="bold" if finding.verdict == "FAIL" else "default")
         console.print(line)
         if finding.verdict == "PASS":
             continue
         for item in finding.evidence:
-            console.print(Text(f"         {sanitise(item.text)}  [{sanitise(item.source)}]", style="dim"))
+            console.print(Text(f"         {clean(item.text)}  [{clean(item.source)}]", style="dim"))
         if finding.cause:
-            console.print(Text(f"         because {sanitise(finding.cause)}"))
+            console.print(Text(f"         because {clean(finding.cause)}"))
         for advice in finding.advice:
             command = f": {advice.command}" if advice.command else ""
             effect = f" → {advice.effect}" if advice.effect else ""

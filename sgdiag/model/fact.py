@@ -58,7 +58,7 @@ class Unknown(msgspec.Struct, frozen=True, tag="unknown", tag_field="is"):
 
 Fact: TypeAlias = Known[T] | Unknown
 
-NOT_ASKED = Unknown("no source was asked")
+NOT_ASKED = Unknown("not told by any source here")
 """What a field holds until a source says something about it; any other reason is worth more than this one."""
 
 

@@ -230,7 +230,8 @@ class Gpus(_Part, frozen=True, kw_only=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One line of the server's log. ``number`` counts from 1; ``rank`` is the prefix text (``TP0``) or empty."""
+    """One line of the server's log. ``number`` counts from 1 (0: not counted yet, in a long log that is still being
+    read); ``rank`` is the prefix text (``TP0``) or empty."""
 
     number: int
     text: str

@@ -6,7 +6,7 @@ value at all; where nothing is known, the reasons are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,15 +49,18 @@ class Part(msgspec.Struct, frozen=True):
     fresh: bool = True
 
 
-def merge(parts: Sequence[Part], *, silence: Unknown = NOT_ASKED) -> Snapshot:
-    """One snapshot of all ``parts`` (highest precedence first); ``silence`` fills what no part says anything about."""
-    merger = _Merger(silence)
+def merge(parts: Sequence[Part], *, silence: Mapping[str, Unknown] | None = None) -> Snapshot:
+    """One snapshot of all ``parts`` (highest precedence first).
+
+    ``silence`` gives, per section of the snapshot, the reason for what no part says anything about.
+    """
+    merger = _Merger(silence or {})
     merged = merger.structs([(part.snapshot, part.fresh) for part in parts] or [(Snapshot(), True)], Snapshot, "")
     return msgspec.structs.replace(merged, disagreements=tuple(merger.disagreements))
 
 
 class _Merger:
-    def __init__(self, silence: Unknown) -> None:
+    def __init__(self, silence: Mapping[str, Unknown]) -> None:
         self.silence = silence
         self.disagreements: list[Disagreement] = []
 
@@ -71,25 +74,27 @@ class _Merger:
             where = f"{path}.{name}" if path else name
             first = values[0][0]
             if isinstance(first, (Known, Unknown)):
-                changes[name] = self.facts(values, where if name in stable else "")
+                changes[name] = self.facts(values, where, name in stable)
             elif isinstance(first, tuple):
                 changes[name] = self.tuples(values, where)
             elif isinstance(first, msgspec.Struct) and name != _KEYS.get(kind):
                 changes[name] = self.structs(values, type(first), where)
         return msgspec.structs.replace(pieces[0][0], **changes)
 
-    def facts(self, values: Sequence[tuple[Known[Any] | Unknown, bool]], stable_path: str) -> Known[Any] | Unknown:
+    def facts(
+        self, values: Sequence[tuple[Known[Any] | Unknown, bool]], path: str, stable: bool
+    ) -> Known[Any] | Unknown:
         fresh = [fact for fact, is_fresh in values if is_fresh and isinstance(fact, Known)]
         known = fresh or [fact for fact, _ in values if isinstance(fact, Known)]
         if known:
-            if stable_path and len(fresh) > 1:
-                self.compare(stable_path, fresh)
+            if stable and len(fresh) > 1:
+                self.compare(path, fresh)
             return known[0]
         reasons = dict.fromkeys(
             fact.reason for fact, _ in values if isinstance(fact, Unknown) and fact is not NOT_ASKED
         )
         reasons.pop(NOT_ASKED.reason, None)
-        return Unknown("; ".join(reasons)) if reasons else self.silence
+        return Unknown("; ".join(reasons)) if reasons else self.silence.get(path.partition(".")[0], NOT_ASKED)
 
     def compare(self, path: str, facts: Sequence[Known[Any]]) -> None:
         first = facts[0]

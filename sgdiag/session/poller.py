@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from sgdiag.model import NOT_ASKED, Snapshot, SourceError, SourceStatus, Unknown
+from sgdiag.model import Snapshot, SourceError, SourceStatus, Unknown
 from sgdiag.session.merge import Part, merge
 from sgdiag.sources.base import Source
+
+ONLY_TELLER = {"latency": "metrics", "gpus": "nvml", "log": "log", "processes": "processes"}
+"""Sections of a snapshot that a single source fills: what is missing there is missing for that source's reason."""
 
 
 class _Slot(msgspec.Struct, frozen=True):
@@ -129,6 +132,10 @@ def _lay_over(slots: Mapping[str, _Slot], statuses: Sequence[SourceStatus]) -> S
         slot = slots.get(status.name)
         if slot is not None and slot.part is not None:
             parts.append(Part(slot.part, status.state == "ok"))
-    silent = [f"{status.name}: {status.reason}" for status in statuses if status.state in ("failed", "off")]
-    silence = Unknown("no source tells (" + "; ".join(silent) + ")") if silent else NOT_ASKED
+    by_name = {status.name: status for status in statuses}
+    silence = {
+        section: Unknown(f"{name}: {by_name[name].reason}")
+        for section, name in ONLY_TELLER.items()
+        if name in by_name and by_name[name].state in ("failed", "off")
+    }
     return merge(parts, silence=silence)

@@ -12,7 +12,6 @@ from sgdiag.model import (
     RankId,
     Server,
     Snapshot,
-    Unknown,
     unknown,
 )
 from sgdiag.session.merge import Part, merge
@@ -62,9 +61,10 @@ def test_named_things_keep_the_order_of_the_sources() -> None:
 def test_all_reasons_are_kept_where_nothing_is_known() -> None:
     first = Snapshot(server=Server(release=unknown("no dist-info")))
     second = Snapshot(server=Server(release=unknown("HTTP is dead")))
-    merged = merge([Part(first), Part(second)], silence=Unknown("nobody tells"))
+    merged = merge([Part(first), Part(second)], silence={"latency": unknown("nobody tells")})
     assert merged.server.release == unknown("no dist-info; HTTP is dead")
-    assert merged.server.url == Unknown("nobody tells")
+    assert merged.server.url is NOT_ASKED
+    assert merged.latency.queue == unknown("nobody tells")
 
 
 def test_contradicting_constants_are_reported_and_moving_values_are_not() -> None:

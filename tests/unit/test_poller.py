@@ -93,17 +93,18 @@ def test_a_source_that_hangs_is_shown_as_silent_and_blocks_nobody() -> None:
     poller.close()
 
 
-def test_what_nobody_tells_names_the_sources_that_are_silent() -> None:
+def test_what_only_one_source_tells_is_missing_for_its_reason() -> None:
     def refuse() -> Snapshot:
         raise SourceError("404", "--enable-metrics")
 
     poller = Poller("t", [Scripted("metrics", refuse)], off={"nvml": "no GPU here"})
     poller.start()
     until(lambda: state(poller, "metrics").state == "failed" and state(poller, "metrics").reason != "not read yet")
-    reason = str(poller.latest().server.release)
+    snapshot = poller.latest()
     poller.close()
-    assert "--enable-metrics" in reason
-    assert "no GPU here" in reason
+    assert "--enable-metrics" in str(snapshot.latency.queue)
+    assert "no GPU here" in str(snapshot.gpus.driver)
+    assert "--enable-metrics" not in str(snapshot.server.release)
     assert state(poller, "nvml").state == "off"
 
 

@@ -1,0 +1,186 @@
+"""From what the user names to a feed: finds the server and the sources that can speak of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sgdiag.model import Known, SgdiagError, Snapshot
+from sgdiag.session.feed import Feed
+from sgdiag.session.live import LiveFeed, Place
+from sgdiag.session.poller import Poller
+from sgdiag.session.recording import ReplayFeed, is_recording
+from sgdiag.session.target import FileTarget, PidTarget, UrlTarget, parse_target, port_here
+from sgdiag.sources.base import Source
+from sgdiag.sources.cmdline import read_command_line
+from sgdiag.sources.http import HttpSource
+from sgdiag.sources.loads import Layout
+from sgdiag.sources.loadshm import LoadShmSource
+from sgdiag.sources.nvml import NvmlSource
+from sgdiag.sources.processes import ProcessSource
+from sgdiag.sources.proctree import ServerProcesses, find_servers
+from sgdiag.sources.prometheus import MetricsSource
+from sgdiag.sources.serverlog import ServerLogSource
+from sgdiag.sources.serverlog_find import find_log
+from sgdiag.sources.transport import Credentials, Transport
+
+Choose = Callable[[list[str]], int]
+
+_NOT_HERE = "no process of this server is visible on this host"
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """How to be let in, and what the processes alone would not tell: the log's path, the address from here."""
+
+    log: Path | None = None
+    url: str | None = None
+    api_key: str | None = None
+    admin_key: str | None = None
+    ca_file: Path | None = None
+    insecure: bool = False
+
+    def transport(self, url: str) -> Transport:
+        keys = Credentials(self.api_key or "", self.admin_key or "")
+        return Transport(url, keys, ca_file=self.ca_file, insecure=self.insecure)
+
+
+def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose: Choose | None = None) -> Feed:
+    """A feed of ``target``, or of the server that runs here.
+
+    With ``wait_s`` the first readings are waited for, at most that long, and SgdiagError is raised if nothing at all
+    could be read. ``choose`` picks one of several servers; without it several are an error that lists them.
+    """
+    named = parse_target(target) if target is not None else None
+    if isinstance(named, FileTarget) and is_recording(named.path):
+        return ReplayFeed(named.path)
+    feed: Poller | LiveFeed
+    if isinstance(named, FileTarget):
+        feed = Poller(named.path.name, [ServerLogSource(named.path)], off={"http": "only a log was given"})
+        feed.start()
+    else:
+        place, locate = _find(named, access, choose)
+        feed = LiveFeed(place, lambda where: _poller(where, access), locate)
+    if wait_s:
+        feed.wait_first(wait_s)
+        _require_something(feed)
+    return feed
+
+
+def _require_something(feed: Poller | LiveFeed) -> None:
+    statuses = feed.latest().sources
+    if any(status.state == "ok" for status in statuses if status.name != "nvml"):
+        return
+    reasons = [status.reason for status in statuses if status.state in ("failed", "stale")]
+    feed.close()
+    raise SgdiagError(
+        reasons[0] if reasons else "no source of facts applies here", "sgdiag doctor says what can be read"
+    )
+
+
+def _find(
+    named: PidTarget | UrlTarget | None, access: Access, choose: Choose | None
+) -> tuple[Place, Callable[[], Place | None]]:
+    """The place that is meant, and how to find it again after a restart."""
+    if isinstance(named, UrlTarget):
+        url = access.transport(named.url).url
+        port = port_here(url)
+
+        def by_port() -> Place | None:
+            return _listening_on(port, url) if port is not None else None
+
+        return by_port() or Place(url=url), by_port
+    servers = find_servers()
+    if named is not None:
+        mine = [server for server in servers if named.pid in server.pids]
+        if not mine:
+            raise SgdiagError(
+                f"process {named.pid} is not part of an SGLang server that is visible here",
+                "sgdiag doctor lists what is found",
+            )
+    else:
+        mine = list(servers)
+    place = _place(_one_of(mine, choose), access)
+    return place, lambda: _listening_on(port_here(place.url) if place.url else None, place.url)
+
+
+def _one_of(servers: Sequence[ServerProcesses], choose: Choose | None) -> ServerProcesses:
+    if not servers:
+        raise SgdiagError("no SGLang server runs on this host", "name one: sgdiag http://HOST:PORT; or try sgdiag demo")
+    if len(servers) == 1:
+        return servers[0]
+    lines = [_describe(server) for server in servers]
+    if choose is not None:
+        return servers[choose(lines)]
+    raise SgdiagError("several SGLang servers run here: " + "; ".join(lines), "name one by its pid or URL")
+
+
+def _describe(server: ServerProcesses) -> str:
+    if server.launch is None:
+        what = "orphans of a dead launcher" if server.launcher is None else "a program with SGLang's engine"
+        return f"pid {server.pids[0]} ({what})"
+    told = read_command_line(server.launch).server
+    return f"pid {server.pids[0]} {told.url.or_else('')} {told.model_path.or_else('')}".rstrip()
+
+
+def _place(server: ServerProcesses, access: Access) -> Place:
+    head = server.members[0].entry.stat
+    url = access.url or ""
+    if not url and server.launch is not None and _shares_our_network(head.pid):
+        url = read_command_line(server.launch).server.url.or_else("")
+    return Place(pid=head.pid, start_ticks=head.start_ticks, url=url)
+
+
+def _shares_our_network(pid: int) -> bool:
+    """Whether a port of process ``pid`` is a port of ours; where that cannot be seen it is assumed."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+    except OSError:
+        return True
+
+
+def _listening_on(port: int | None, url: str) -> Place | None:
+    """The server here whose command line gives it ``port``."""
+    if port is None:
+        return None
+    for server in find_servers():
+        if server.launch is None or not _shares_our_network(server.pids[0]):
+            continue
+        told = read_command_line(server.launch).server.url
+        if isinstance(told, Known) and port_here(told.value) == port:
+            head = server.members[0].entry.stat
+            return Place(pid=head.pid, start_ticks=head.start_ticks, url=url)
+    return None
+
+
+def _poller(place: Place, access: Access) -> Poller:
+    """The sources of ``place``, those first whose word counts most."""
+    off: dict[str, str] = {}
+    here: list[Source] = []
+    told = Snapshot()
+    if place.pid:
+        processes = ProcessSource(place.pid)
+        told = processes.read()
+        here = [processes, NvmlSource(server_pids=processes.pids)]
+    log = access.log or (find_log(place.pid) if place.pid else None)
+    if isinstance(log, Path):
+        here.append(ServerLogSource(log))
+    elif isinstance(log, Known):
+        here.append(ServerLogSource(log.value))
+    else:
+        off["log"] = log.reason if log is not None else _NOT_HERE
+    if not place.pid:
+        off |= {"processes": _NOT_HERE, "shm": _NOT_HERE, "nvml": _NOT_HERE}
+    layout = Layout(
+        told.server.tp_size.or_else(1), told.server.dp_size.or_else(1), told.server.dp_attention.or_else(False)
+    )
+    first: list[Source] = [LoadShmSource(processes.pids(), layout)] if place.pid else []
+    if place.url:
+        first.append(HttpSource(access.transport(place.url), told.server.release, layout=layout))
+        first.append(MetricsSource(access.transport(place.url)))
+    else:
+        reason = "its address is not known here; give it with --url" if place.pid else _NOT_HERE
+        off |= {"http": reason, "metrics": reason}
+    title = f"pid {place.pid}" if place.pid else place.url
+    return Poller(title, [*first, *here], off=off)

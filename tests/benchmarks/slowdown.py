@@ -1,0 +1,122 @@
+"""How much slower a server gets while sgdiag is attached to it.
+
+    python -m tests.benchmarks.slowdown [--seconds 240] [--streams 4]
+
+One lab server under steady load; sgdiag runs beside it as a process that is stopped and continued in alternate slots
+of two seconds. A step's time is the time between two tokens of one stream. Prints the median step with sgdiag on and
+off, and the 95 % interval of the slow-down by resampling pairs of neighbouring slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import urllib3
+
+from sgdiag import lab
+
+SLOT_S = 2.0
+SETTLE_S = 0.2
+"""Steps this close to a switch belong to neither side."""
+
+RESAMPLINGS = 4000
+
+
+def stream(url: str, tokens: int, arrivals: list[float], stop: threading.Event) -> None:
+    """Generates without end and notes when each token comes."""
+    pool = urllib3.PoolManager(retries=False)
+    while not stop.is_set():
+        request = {
+            "input_ids": [random.randrange(2, 500) for _ in range(8)],  # noqa: S311 - not for secrets
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+            "stream": True,
+        }
+        answer = pool.request("POST", f"{url}/generate", body=json.dumps(request), preload_content=False, timeout=60)
+        for line in answer:
+            if line.startswith(b"data: {"):
+                arrivals.append(time.monotonic())
+            if stop.is_set():
+                break
+        answer.close()
+
+
+def steps_by_slot(arrivals: Sequence[float], switches: Sequence[float]) -> list[list[float]]:
+    """Seconds between neighbouring tokens, for each slot that lies between two switches."""
+    slots: list[list[float]] = [[] for _ in range(len(switches) - 1)]
+    place = 0
+    for before, after in itertools.pairwise(arrivals):
+        while place < len(slots) and after > switches[place + 1]:
+            place += 1
+        if place < len(slots) and before > switches[place] + SETTLE_S and after - before < 1.0:
+            slots[place].append(after - before)
+    return slots
+
+
+def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Median of on/off - 1 over pairs of slots, and its 95 % interval."""
+    ratios = [on / off - 1 for on, off in pairs]
+    chance = random.Random(0)  # noqa: S311 - resampling, repeatable
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLINGS))
+    return statistics.median(ratios), medians[int(0.025 * RESAMPLINGS)], medians[int(0.975 * RESAMPLINGS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--streams", type=int, default=4)
+    given = parser.parse_args()
+    target = lab.up(name="bench-slowdown")
+    stop = threading.Event()
+    arrivals: list[list[float]] = [[] for _ in range(given.streams)]
+    threads = [threading.Thread(target=stream, args=(target.url, 4000, one, stop), daemon=True) for one in arrivals]
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "sgdiag", "status", "--watch", "--json", str(target.pid)], stdout=subprocess.DEVNULL
+    )
+    switches: list[float] = []
+    try:
+        for thread in threads:
+            thread.start()
+        time.sleep(5.0)
+        begun = time.monotonic()
+        on = False
+        while time.monotonic() - begun < given.seconds:
+            watcher.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+            switches.append(time.monotonic())
+            time.sleep(SLOT_S)
+            on = not on
+        switches.append(time.monotonic())
+    finally:
+        stop.set()
+        watcher.kill()
+        watcher.wait()
+        lab.down(target.name)
+    report([steps_by_slot(sorted(one), switches) for one in arrivals])
+
+
+def report(streams: Sequence[Sequence[Sequence[float]]]) -> None:
+    """``streams``: per stream, per slot (off first), the step times in seconds."""
+    slots = [[step for one in streams for step in one[place]] for place in range(len(streams[0]))]
+    off, on = slots[0::2], slots[1::2]
+    pairs = [
+        (statistics.median(with_it), statistics.median(without))
+        for without, with_it in zip(off, on, strict=False)
+        if with_it and without
+    ]
+    change, low, high = interval(pairs)
+    medians = [statistics.median([step for slot in side for step in slot]) for side in (off, on)]
+    print(f"median step: off {medians[0] * 1e3:.3f} ms, on {medians[1] * 1e3:.3f} ms; {len(pairs)} pairs of slots")
+    print(f"slow-down: {change:+.2%}, 95 % interval {low:+.2%} to {high:+.2%}")
+
+
+if __name__ == "__main__":
+    main()
