@@ -75,12 +75,11 @@ def cli(ctx: click.Context) -> None:
 def main() -> NoReturn:
     """The `sgdiag` program. Every failure is one line and what to do, never a traceback."""
     try:
-        cli.main(prog_name="sgdiag", standalone_mode=False)
-        code: int = ExitCode.OK
+        # Outside standalone mode click hands back the status given to `ctx.exit` instead of raising it.
+        left_with = cli.main(prog_name="sgdiag", standalone_mode=False)
+        code: int = left_with if isinstance(left_with, int) else ExitCode.OK
     except SgdiagError as error:
         code = _complain(error.problem, error.remedy, error.exit_code)
-    except click.exceptions.Exit as leave:
-        code = leave.exit_code
     except click.UsageError as error:
         code = _complain(error.format_message(), f"see {error.ctx.command_path} --help" if error.ctx else "", 2)
     except click.ClickException as error:

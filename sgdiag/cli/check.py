@@ -50,24 +50,29 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
 
 def _print(findings: Sequence[Finding]) -> None:
     from rich.console import Console
+    from rich.padding import Padding
     from rich.text import Text
 
     from sgdiag.analysis.format import clean
 
     console = Console(highlight=False)
+
+    def detail(text: str, style: str = "") -> None:
+        console.print(Padding(Text(clean(text), style), (0, 0, 0, 8)))
+
     for finding in findings:
         line = Text(f"{finding.verdict:8}", style=_STYLES[finding.verdict])
-        line.append(f"{finding.id}: {clean(finding.title)}", style="bold" if finding.verdict == "FAIL" else "default")
+        line.append(f"{finding.id}: {clean(finding.title)}", style="bold" if finding.verdict == "FAIL" else "")
         console.print(line)
         if finding.verdict == "PASS":
             continue
         for item in finding.evidence:
-            console.print(Text(f"         {clean(item.text)}  [{clean(item.source)}]", style="dim"))
+            detail(f"{item.text}  [{item.source}]", "dim")
         if finding.cause:
-            console.print(Text(f"         because {clean(finding.cause)}"))
+            detail(finding.cause if finding.verdict == "UNKNOWN" else f"because {finding.cause}")
         for advice in finding.advice:
             command = f": {advice.command}" if advice.command else ""
             effect = f" → {advice.effect}" if advice.effect else ""
-            console.print(Text(f"         - {advice.action}{command}{effect}"))
+            detail(f"- {advice.action}{command}{effect}")
         if finding.playbook:
-            console.print(Text(f"         sgdiag playbook {finding.playbook}", style="dim"))
+            detail(f"sgdiag playbook {finding.playbook}", "dim")

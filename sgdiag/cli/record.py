@@ -16,12 +16,8 @@ from sgdiag.model.errors import SgdiagError
 @click.command()
 @options.target
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File.")
-@click.option(
-    "--for", "duration_s", type=options.Duration(), help="Stop after 90, 90s or 5m; else on Ctrl-C."
-)
-@click.option(
-    "--every", "period_s", type=options.Duration(), default="1s", show_default=True, help="Frame period."
-)
+@click.option("--for", "duration_s", type=options.Duration(), help="Stop after 90, 90s or 5m; else on Ctrl-C.")
+@click.option("--every", "period_s", type=options.Duration(), default="1s", show_default=True, help="Frame period.")
 @click.option("--note", default="", help="A sentence that is shown with the recording.")
 def record(target: str | None, output: Path, duration_s: float | None, period_s: float, note: str, **how: Any) -> None:
     """Record what `sgdiag attach` would show of TARGET.

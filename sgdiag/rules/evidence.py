@@ -10,11 +10,16 @@ def seen(fact: Fact[object], text: str) -> Evidence:
     return Evidence(fact.source if isinstance(fact, Known) else "unknown", text)
 
 
-def cannot_tell(finding_id: str, title: str, missing: str, fact: Unknown | None = None) -> Finding:
+def cannot_tell(finding_id: str, whether: str, missing: str, fact: Unknown | None = None) -> Finding:
     """The honest answer where a fact is missing: what would be needed and why it is not there."""
     evidence = (Evidence("unknown", fact.reason),) if fact is not None else ()
     return Finding(
-        id=finding_id, title=title, verdict="UNKNOWN", confidence=0.0, evidence=evidence, cause=f"needs {missing}"
+        id=finding_id,
+        title=f"cannot tell whether {whether}",
+        verdict="UNKNOWN",
+        confidence=0.0,
+        evidence=evidence,
+        cause=f"needs {missing}",
     )
 
 

@@ -123,7 +123,10 @@ def _subjects(target: str | None, access: Access, proc: ProcFs) -> list[Subject]
 
 def _subject(server: ServerProcesses, access: Access, proc: ProcFs, url: str) -> Subject:
     pid = server.pids[0]
-    facts = ProcessSource(pid, proc=proc).read()
+    try:
+        facts = ProcessSource(pid, proc=proc).read()
+    except SourceError as ended:
+        return Subject(name=f"pid {pid}", access=access, proc=proc, absence=ended, no_url="it has ended")
     told = facts.server.url
     no_url = told.reason if isinstance(told, Unknown) else ""
     return Subject(
@@ -254,7 +257,7 @@ def _log(subject: Subject) -> Row:
     path = subject.access.log
     if path is None:
         pid = _require_server(subject).pids[0]
-        found = find_log(pid)
+        found = find_log(pid, proc=subject.proc.root)
         if isinstance(found, Unknown):
             refusal = explain(subject.proc, pid, "inspect")
             if not refusal.allowed:
@@ -268,7 +271,7 @@ def _log(subject: Subject) -> Row:
 def _loads(subject: Subject) -> Row:
     server = _require_server(subject)
     try:
-        snapshot = _read(LoadShmSource(server.pids))
+        snapshot = _read(LoadShmSource(server.pids, proc=subject.proc))
     except SourceError:
         refusal = explain(subject.proc, server.pids[0], "inspect")
         if refusal.allowed:
@@ -284,7 +287,9 @@ def _http(subject: Subject) -> Row:
     if isinstance(health, Unknown):
         return Row(HTTP, "partly", f"{url}: {health.reason}")
     if health.value == "down":
-        return Row(HTTP, "no", f"nothing answers at {url}", "give the server's URL as seen from here")
+        return Row(
+            HTTP, "no", f"nothing answers at {url}", "it may be starting; otherwise give its URL as seen from here"
+        )
     return Row(HTTP, "yes" if health.value == "up" else "partly", f"{url} answers; the server is {health.value}")
 
 

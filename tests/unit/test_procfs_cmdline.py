@@ -12,7 +12,7 @@ from sgdiag.sources.cmdline import ON_ANOTHER_HOST, SOURCE, CommandLine, read_co
 
 
 def read(words: str) -> CommandLine:
-    return read_command_line(Launch("module", "sglang.launch_server", tuple(words.split())))
+    return read_command_line(Launch(tuple(words.split())))
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_a_senseless_number_of_ranks_is_not_believed() -> None:
 
 @given(st.lists(st.text(max_size=10) | st.sampled_from(["--tp", "--nnodes", "--port", "--host", "9", "--config"])))
 def test_no_command_line_breaks_it(args: list[str]) -> None:
-    line = read_command_line(Launch("module", "sglang.launch_server", tuple(args)))
+    line = read_command_line(Launch(tuple(args)))
     remote_ranks(line)
