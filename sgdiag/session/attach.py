@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 
 from sgdiag.model import Known, SgdiagError, Snapshot
+from sgdiag.releases import loadshm
+from sgdiag.releases.versions import at_least
 from sgdiag.session.feed import Feed
 from sgdiag.session.live import LiveFeed, Place
 from sgdiag.session.poller import Poller
@@ -27,6 +29,9 @@ from sgdiag.sources.serverlog_find import find_log
 from sgdiag.sources.transport import Credentials, Transport
 
 Choose = Callable[[list[str]], int]
+
+BESIDE_SHARED_MEMORY_S = 3.0
+"""How often HTTP is asked where the loads come from shared memory: each question is a line in the server's log."""
 
 _NOT_HERE = "no process of this server is visible on this host"
 
@@ -175,9 +180,13 @@ def _poller(place: Place, access: Access) -> Poller:
     layout = Layout(
         told.server.tp_size.or_else(1), told.server.dp_size.or_else(1), told.server.dp_attention.or_else(False)
     )
-    first: list[Source] = [LoadShmSource(processes.pids(), layout)] if place.pid else []
+    first: list[Source] = [LoadShmSource(processes.pids, layout)] if place.pid else []
     if place.url:
-        first.append(HttpSource(access.transport(place.url), told.server.release, layout=layout))
+        pace_s = (
+            BESIDE_SHARED_MEMORY_S if place.pid and at_least(told.server.release.or_else(""), loadshm.SINCE) else 1.0
+        )
+        http = HttpSource(access.transport(place.url), told.server.release, layout=layout, least_period_s=pace_s)
+        first.append(http)
         first.append(MetricsSource(access.transport(place.url)))
     else:
         reason = "its address is not known here; give it with --url" if place.pid else _NOT_HERE

@@ -271,7 +271,7 @@ def _log(subject: Subject) -> Row:
 def _loads(subject: Subject) -> Row:
     server = _require_server(subject)
     try:
-        snapshot = _read(LoadShmSource(server.pids, proc=subject.proc))
+        snapshot = _read(LoadShmSource(lambda: server.pids, proc=subject.proc))
     except SourceError:
         refusal = explain(subject.proc, server.pids[0], "inspect")
         if refusal.allowed:

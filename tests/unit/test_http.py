@@ -191,6 +191,28 @@ def test_a_release_known_from_elsewhere_serves_where_no_endpoint_tells_it() -> N
         assert snapshot.server.tp_size.value == 2
 
 
+def test_a_field_of_model_info_can_show_that_server_info_is_harmless() -> None:
+    newer = {**MODEL_INFO, "served_model_name": "m"}
+    told = {**server_info(), "version": "0.5.20"}
+    broken: tuple[int, dict[str, str], bytes] = (500, {}, b"Internal Server Error")
+    with WebServer(pages(**{"model_info": newer, "server_info": told, "v1/loads": broken})) as server:
+        snapshot = read(server)
+    assert snapshot.server.release == Known("0.5.20", "server_info:version")
+    with WebServer(pages(**{"server_info": told, "v1/loads": broken})) as server:
+        read(server)
+        assert "/server_info" not in server.asked
+
+
+def test_a_hanging_http_process_is_noticed_also_while_loads_are_left_alone() -> None:
+    clock = Clock()
+    with WebServer(pages(**{"v1/loads": (500, {}, b"")})) as server:
+        one = source(server, limit_s=0.2, clock=clock)
+        assert one.read().server.health.value == "up"
+        server.slow_s["/model_info"] = 1.0
+        clock.now += 2
+        assert one.read().server.health.value == "unresponsive"
+
+
 def test_how_often_each_endpoint_is_asked() -> None:
     clock = Clock()
     with WebServer(pages()) as server:
@@ -264,6 +286,20 @@ def test_old_loads_mean_a_scheduler_that_hangs() -> None:
         assert running.at == pytest.approx(1000.0 - age)
 
 
+def test_without_times_a_silent_server_info_tells_that_the_scheduler_hangs() -> None:
+    clock = Clock()
+    with WebServer(pages(**{"v1/loads": loads("0.5.15.post1")})) as server:
+        one = source(server, limit_s=0.1, clock=clock)
+        assert one.read().server.health.value == "up"
+        server.slow_s["/server_info"] = 0.3
+        healths = []
+        for _ in range(60):
+            clock.now += 1
+            healths.append(one.read().server.health.value)
+        assert healths[0] == "up"
+        assert healths[-1] == "unresponsive"
+
+
 def test_starting() -> None:
     with WebServer(pages(ready=(503, {}, b""))) as server:
         one = source(server)
@@ -272,7 +308,7 @@ def test_starting() -> None:
         assert one.read().server.health.value == "up"
 
 
-def test_down_after_up_and_up_again_with_other_arguments() -> None:
+def test_down_after_up() -> None:
     with WebServer(pages()) as server:
         one = source(server)
         one.read()
@@ -280,8 +316,24 @@ def test_down_after_up_and_up_again_with_other_arguments() -> None:
     assert snapshot.server.health.value == "down"
     assert snapshot.ranks == ()
     assert snapshot.server.model_path.value == "/models/m"
-    second = one.read()
-    assert second.server.health.value == "down"
+    assert one.read().server.health.value == "down"
+
+
+def test_a_server_that_came_back_may_be_of_another_release() -> None:
+    broken: tuple[int, dict[str, str], bytes] = (500, {}, b"")
+    with WebServer(pages(**{"v1/loads": broken})) as server:
+        clock = Clock()
+        one = source(server, clock=clock, known_release=Known("0.5.23", "procfs"))
+        one.read()
+        assert server.asked.count("/server_info") == 1
+        server.pages["/model_info"] = (503, {}, b"")
+        server.pages["/v1/loads"] = broken
+        clock.now += 400
+        assert one.read().server.health.value == "down"
+        server.pages["/model_info"] = MODEL_INFO
+        snapshot = one.read()
+        assert isinstance(snapshot.server.release, Unknown)
+        assert server.asked.count("/server_info") == 1
 
 
 def test_silence_is_an_error_until_it_is_known_to_be_sglang() -> None:
@@ -371,7 +423,6 @@ def test_keys() -> None:
     [
         ({"/v1/models": {"data": [{"id": "m", "owned_by": "vllm"}]}}, "is a server of vLLM, not SGLang"),
         ({"/v1/models": {"data": [{"id": "m", "owned_by": "library"}]}}, "is a server of library, not SGLang"),
-        ({"/model_info": (404, {"Server": "nginx/1.25"}, b"<html>")}, "not SGLang"),
         ({"/model_info": b"<html><body>hello"}, "with a web page, not SGLang"),
         ({"/model_info": b"[1,2"}, "not SGLang"),
         ({"/model_info": {"model_path": "x"}}, "not SGLang"),
@@ -387,6 +438,12 @@ def test_what_is_not_sglang(others: dict[str, Any], message: str) -> None:
     with WebServer(others) as server, pytest.raises(SourceError, match=message) as caught:
         read(server)
     assert "\n" not in str(caught.value)
+
+
+def test_another_web_server() -> None:
+    answer = says(b"HTTP/1.1 404 Not Found\r\nServer: nginx/1.25\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    with raw_server(answer) as url, pytest.raises(SourceError, match=r"is nginx/1\.25, not SGLang"):
+        HttpSource(Transport(url)).read()
 
 
 def test_an_empty_answer_is_not_sglang_either() -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ def entries(tmp_path: Path) -> Any:
         (tmp_path / "file").write_bytes(data)
         descriptor = os.open(tmp_path / "file", os.O_RDONLY)
         try:
-            return read_entries(descriptor)
+            return read_entries(descriptor, patience_s=0.01)
         finally:
             os.close(descriptor)
 
@@ -129,7 +130,7 @@ def test_any_payload_is_read_or_refused(payload: bytes, framed: bool) -> None:
     descriptor = os.memfd_create("load")
     try:
         os.write(descriptor, file_of(payload) if framed else payload)
-        read_entries(descriptor)
+        read_entries(descriptor, patience_s=0.001)
     except SourceError:
         pass
     finally:
@@ -164,7 +165,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 def test_facts_carry_the_schedulers_own_time(server: FakeServer) -> None:
     server.publish(file_of(NESTED, {**NESTED, "timestamp": 900.25, "num_running_reqs": 8}))
-    source = LoadShmSource([6, 7], Layout(tp_size=4, dp_size=2, dp_attention=True), proc=server.proc)
+    source = LoadShmSource(lambda: [6, 7], Layout(tp_size=4, dp_size=2, dp_attention=True), proc=server.proc)
     snapshot = source.read()
     source.close()
     assert [rank.id for rank in snapshot.ranks] == [RankId(), RankId(dp=1, tp=2)]
@@ -177,12 +178,12 @@ def test_facts_carry_the_schedulers_own_time(server: FakeServer) -> None:
 def test_nothing_published_yet(server: FakeServer) -> None:
     server.publish(file_of({}))
     with pytest.raises(SourceError, match="not published a load yet"):
-        LoadShmSource([7], proc=server.proc).read()
+        LoadShmSource(lambda: [7], proc=server.proc).read()
 
 
 def test_a_new_server_file_is_found_when_the_old_one_is_gone(server: FakeServer) -> None:
     server.publish(file_of(NESTED))
-    source = LoadShmSource([7], proc=server.proc)
+    source = LoadShmSource(lambda: [7], proc=server.proc)
     source.read()
     server.link.unlink()
     with pytest.raises(SourceError, match="has a load file open"):
@@ -212,45 +213,61 @@ def test_processes_of_somebody_else_are_an_error(server: FakeServer, monkeypatch
 
 def test_a_file_that_may_not_be_read_is_an_error(server: FakeServer) -> None:
     with pytest.raises(SourceError, match="cannot read"):
-        LoadShmSource([7], proc=server.proc).read()
+        LoadShmSource(lambda: [7], proc=server.proc).read()
+
+
+def test_only_what_reads_the_same_twice_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slot(running: int) -> bytes:
+        payload = msgspec.msgpack.encode({"timestamp": 1.0, "num_running_reqs": running})
+        return struct.pack("<I", len(payload)) + payload
+
+    header = struct.pack("<4sHHI", b"SLNS", 2, 1, SLOT_BYTES)
+    half, whole = slot(1), slot(2)
+    reads = iter([header, half[:4], half, whole, whole[:4], whole, whole])
+    descriptor = os.memfd_create("load")
+    os.write(descriptor, file_of(NESTED))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", lambda *_: next(reads))
+        (entry,) = read_entries(descriptor)
+    os.close(descriptor)
+    assert entry["num_running_reqs"] == 2
+
+
+WRITER = """
+import msgspec, os, struct, sys
+descriptor, number = int(sys.argv[1]), 0
+while os.getppid() == int(sys.argv[2]):
+    number += 1
+    digits = str(number) * (1 + number % 200)
+    entry = {"timestamp": 1.0 + number, "num_running_reqs": number, "check": [number, digits]}
+    data = msgspec.msgpack.encode(entry)
+    half = len(data) // 2
+    os.pwrite(descriptor, struct.pack("<I", 0), 12)
+    os.pwrite(descriptor, data[:half], 16)
+    os.pwrite(descriptor, data[half:], 16 + half)
+    os.pwrite(descriptor, struct.pack("<I", len(data)), 12)
+    for _ in range(2000):
+        pass
+"""
+"""Writes as SGLang does, but with almost no time between two writes."""
 
 
 def test_a_writer_at_full_speed_is_never_read_half() -> None:
     descriptor = os.memfd_create("load")
-    stop = threading.Event()
-    offset = HEADER_BYTES
-
-    def payload(number: int) -> bytes:
-        digits = str(number) * (1 + number % 200)
-        return msgspec.msgpack.encode(
-            {"timestamp": 1.0 + number, "num_running_reqs": number, "check": [number, digits]}
-        )
-
-    def write() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            data = payload(number)
-            os.pwrite(descriptor, struct.pack("<I", 0), offset)
-            os.pwrite(descriptor, data[: len(data) // 2], offset + 4)
-            os.pwrite(descriptor, data[len(data) // 2 :], offset + 4 + len(data) // 2)
-            os.pwrite(descriptor, struct.pack("<I", len(data)), offset)
-            # A real scheduler runs a batch between two writes.
-            time.sleep(0.0002)
-
-    os.write(descriptor, file_of(msgspec.msgpack.decode(payload(0))))
-    writer = threading.Thread(target=write)
-    writer.start()
+    os.write(descriptor, file_of({"timestamp": 1.0, "num_running_reqs": 0, "check": [0, "0"]}))
+    command = [sys.executable, "-c", WRITER, str(descriptor), str(os.getpid())]
+    seen: set[int] = set()
+    writer = subprocess.Popen(command, pass_fds=[descriptor])
     try:
-        seen = set()
-        for _ in range(300):
+        deadline = time.monotonic() + 10
+        while len(seen) < 100 and time.monotonic() < deadline:
             (entry,) = read_entries(descriptor)
             number = entry["num_running_reqs"]
             assert entry["check"] == [number, str(number) * (1 + number % 200)]
             assert entry["timestamp"] == 1.0 + number
             seen.add(number)
-        assert len(seen) > 10
     finally:
-        stop.set()
-        writer.join()
+        writer.kill()
+        writer.wait()
         os.close(descriptor)
+    assert len(seen) == 100

@@ -170,7 +170,18 @@ def test_addresses(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "http://", "ftp://h", "http://h:99999", "http://u:p@h:1", "http://h?x=1", "http://[::"]
+    "given",
+    [
+        "",
+        "http://",
+        "ftp://h",
+        "http://h:99999",
+        "http://u:p@h:1",
+        "ftp://u:p@h",
+        "http://u:p@h:99999",
+        "http://h?x=1",
+        "http://[::",
+    ],
 )
 def test_what_is_no_address(given: str) -> None:
     with pytest.raises(SourceError) as caught:
