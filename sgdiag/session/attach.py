@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sgdiag.model import Known, SgdiagError, Snapshot
+from sgdiag.model import Fact, Known, Server, SgdiagError, unknown
 from sgdiag.releases import loadshm
 from sgdiag.releases.versions import at_least
 from sgdiag.session.feed import Feed
@@ -160,36 +160,36 @@ def _listening_on(port: int | None, url: str) -> Place | None:
 
 
 def _poller(place: Place, access: Access) -> Poller:
-    """The sources of ``place``, those first whose word counts most."""
+    """The sources of ``place``, those first whose word counts most; and why the others do not apply."""
+    sources: list[Source] = []
     off: dict[str, str] = {}
-    here: list[Source] = []
-    told = Snapshot()
-    if place.pid:
-        processes = ProcessSource(place.pid)
-        told = processes.read()
-        here = [processes, NvmlSource(server_pids=processes.pids)]
-    log = access.log or (find_log(place.pid) if place.pid else None)
-    if isinstance(log, Path):
-        here.append(ServerLogSource(log))
-    elif isinstance(log, Known):
-        here.append(ServerLogSource(log.value))
+    told = Server()
+    processes = ProcessSource(place.pid) if place.pid else None
+    if processes is not None:
+        told = processes.read().server
+    layout = Layout(told.tp_size.or_else(1), told.dp_size.or_else(1), told.dp_attention.or_else(False))
+    if processes is not None:
+        sources.append(LoadShmSource(processes.pids, layout))
     else:
-        off["log"] = log.reason if log is not None else _NOT_HERE
-    if not place.pid:
-        off |= {"processes": _NOT_HERE, "shm": _NOT_HERE, "nvml": _NOT_HERE}
-    layout = Layout(
-        told.server.tp_size.or_else(1), told.server.dp_size.or_else(1), told.server.dp_attention.or_else(False)
-    )
-    first: list[Source] = [LoadShmSource(processes.pids, layout)] if place.pid else []
+        off |= dict.fromkeys(("shm", "processes", "nvml"), _NOT_HERE)
     if place.url:
-        pace_s = (
-            BESIDE_SHARED_MEMORY_S if place.pid and at_least(told.server.release.or_else(""), loadshm.SINCE) else 1.0
-        )
-        http = HttpSource(access.transport(place.url), told.server.release, layout=layout, least_period_s=pace_s)
-        first.append(http)
-        first.append(MetricsSource(access.transport(place.url)))
+        shares_memory = processes is not None and at_least(told.release.or_else(""), loadshm.SINCE)
+        pace_s = BESIDE_SHARED_MEMORY_S if shares_memory else 1.0
+        sources.append(HttpSource(access.transport(place.url), told.release, layout=layout, least_period_s=pace_s))
+        sources.append(MetricsSource(access.transport(place.url)))
     else:
-        reason = "its address is not known here; give it with --url" if place.pid else _NOT_HERE
-        off |= {"http": reason, "metrics": reason}
-    title = f"pid {place.pid}" if place.pid else place.url
-    return Poller(title, [*first, *here], off=off)
+        off |= dict.fromkeys(("http", "metrics"), "its address is not known here; give it with --url")
+    if processes is not None:
+        sources += [processes, NvmlSource(server_pids=processes.pids)]
+    log = _log(place, access)
+    if isinstance(log, Known):
+        sources.append(ServerLogSource(log.value))
+    else:
+        off["log"] = log.reason
+    return Poller(f"pid {place.pid}" if place.pid else place.url, sources, off=off)
+
+
+def _log(place: Place, access: Access) -> Fact[str]:
+    if access.log is not None:
+        return Known(str(access.log), "--log")
+    return find_log(place.pid) if place.pid else unknown(f"{_NOT_HERE}; name its log with --log")
