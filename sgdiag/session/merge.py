@@ -1,7 +1,7 @@
 """Lays the partial snapshots of all sources over each other: one fact a field, and which sources contradict.
 
-Parts come in order of precedence. For each field the first known value of a fresh part wins, then the first known
-value at all; where nothing is known, the reasons are kept.
+Parts come in order of precedence. For each field the first known value of a fresh part wins, unless a part that is no
+longer fresh still holds a newer one; where nothing is known, the reasons are kept.
 """
 
 from __future__ import annotations
@@ -85,11 +85,13 @@ class _Merger:
         self, values: Sequence[tuple[Known[Any] | Unknown, bool]], path: str, stable: bool
     ) -> Known[Any] | Unknown:
         fresh = [fact for fact, is_fresh in values if is_fresh and isinstance(fact, Known)]
-        known = fresh or [fact for fact, _ in values if isinstance(fact, Known)]
-        if known:
-            if stable and len(fresh) > 1:
-                self.compare(path, fresh)
-            return known[0]
+        old = [fact for fact, is_fresh in values if not is_fresh and isinstance(fact, Known)]
+        if stable and len(fresh) > 1:
+            self.compare(path, fresh)
+        if fresh or old:
+            best = (fresh or old)[0]
+            # A value without a time holds for the life of the process: no later one replaces it.
+            return max([best, *old], key=lambda fact: fact.at) if best.at else best
         reasons = dict.fromkeys(
             fact.reason for fact, _ in values if isinstance(fact, Unknown) and fact is not NOT_ASKED
         )

@@ -32,8 +32,8 @@ def main() -> None:
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", PYTHONPATH=str(ROOT))
         os.execv(sys.executable, [sys.executable, "-m", "tests.tui.example", "connected"])  # noqa: S606
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    read_until(terminal, b"quit", 20)
-    print(f"first full screen   {time.monotonic() - started:.2f} s")  # noqa: T201
+    read_until(terminal, b"EAGLE3", 20)
+    print(f"first full screen   {time.monotonic() - started:.2f} s")
     process = psutil.Process(child)
     for key in "12345678":
         os.write(terminal, key.encode())
@@ -42,7 +42,7 @@ def main() -> None:
         sent = drain(terminal, WATCHED_S)
         after, took = process.cpu_times(), time.monotonic() - begun
         used = after.user + after.system - before.user - before.system
-        print(  # noqa: T201
+        print(
             f"screen {key}   processor {100 * used / took:.2f} %   to the terminal {sent / took:.0f} bytes/s"
             f"   memory {process.memory_info().rss / 2**20:.0f} MiB"
         )

@@ -38,6 +38,14 @@ def test_a_fresh_value_beats_an_old_one_of_higher_precedence() -> None:
     assert only_old.ranks[0].running_requests == Known(9, "v1/loads")
 
 
+def test_a_newer_value_of_a_silent_source_beats_an_older_one_that_is_still_repeated() -> None:
+    log = Snapshot(ranks=(Rank(id=RankId(), running_requests=Known(7, "log:9", at=100.0)),))
+    shm = Snapshot(ranks=(Rank(id=RankId(), running_requests=Known(0, "shm", at=160.0)),))
+    assert merge([Part(shm, fresh=False), Part(log)]).ranks[0].running_requests == Known(0, "shm", at=160.0)
+    constant = Snapshot(ranks=(Rank(id=RankId(), running_requests=Known(5, "log:2")),))
+    assert merge([Part(shm, fresh=False), Part(constant)]).ranks[0].running_requests == Known(5, "log:2")
+
+
 def test_ranks_meet_by_their_place_and_come_in_order() -> None:
     first = Snapshot(
         ranks=(Rank(id=RankId(tp=1), pid=Known(11, "procfs")), Rank(id=RankId(tp=0), pid=Known(10, "procfs")))

@@ -1,0 +1,338 @@
+"""The application: one snapshot a second, eight screens, redrawn where they changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Click
+from textual.screen import Screen
+from textual.widgets import ContentSwitcher, Static
+
+from sgdiag.analysis import format as fmt
+from sgdiag.analysis.history import History
+from sgdiag.model import SEVERITY, Finding, Known, Snapshot
+from sgdiag.session.feed import Feed
+from sgdiag.tui.help import HelpScreen
+from sgdiag.tui.page import Page, Picker, Tail
+from sgdiag.tui.paint import Look, Palette, fit
+from sgdiag.tui.scene import Scene
+from sgdiag.tui.themes import DARK, LIGHT, palette
+from sgdiag.tui.views.banner import banner
+from sgdiag.tui.views.collectives import collectives
+from sgdiag.tui.views.common import VERDICT_SIGNS, health, model_name
+from sgdiag.tui.views.findings import detail, finding_list, in_order, no_findings
+from sgdiag.tui.views.graphs import graphs
+from sgdiag.tui.views.kv import kv_pool
+from sgdiag.tui.views.log import log_head, log_lines
+from sgdiag.tui.views.overview import overview
+from sgdiag.tui.views.processes import processes
+from sgdiag.tui.views.speculation import speculation
+
+PERIOD_S = 1.0
+RECORDED_AFTER_S = 10.0
+"""A snapshot older than this is shown with its own date: it comes from a recording."""
+
+PAGES: dict[str, Callable[[Scene], list[Text]]] = {
+    "overview": overview,
+    "kv": kv_pool,
+    "speculation": speculation,
+    "graphs": graphs,
+    "collectives": collectives,
+    "processes": processes,
+}
+SCREENS = {
+    "overview": ("Overview", "Overview"),
+    "kv": ("KV pool", "KV"),
+    "speculation": ("Speculation", "Spec"),
+    "graphs": ("CUDA graphs", "Graphs"),
+    "collectives": ("Collectives", "Comms"),
+    "processes": ("Processes", "Procs"),
+    "log": ("Log", "Log"),
+    "findings": ("Findings", "Findings"),
+}
+"""Screens in the order of their number keys, with a long and a short name."""
+
+
+class SgdiagApp(App[None]):
+    """Screens over a feed. ``evaluate`` draws findings from each snapshot; ``clock`` tells live from recorded."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "sgdiag"
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number), f"go('{name}')", show=False) for number, name in enumerate(SCREENS, 1)),
+        Binding("tab", "step(1)", show=False, priority=True),
+        Binding("shift+tab", "step(-1)", show=False, priority=True),
+        Binding("s", "sources", "Sources"),
+        Binding("t", "shade", "Dark or light"),
+        Binding("w", "wrap", show=False),
+        Binding("space", "pause", show=False),
+        Binding("question_mark", "help", "Help"),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "copy_or_quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        feed: Feed,
+        evaluate: Callable[[Snapshot], Sequence[Finding]] | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = DARK.name
+        self.feed = feed
+        self._evaluate = evaluate
+        self._clock = clock
+        self.history = History()
+        self._snapshot = Snapshot()
+        self._findings: list[Finding] | None = None
+        self._palette: Palette = {}
+        self.current = "overview"
+        self._sources = False
+        self._wrapped = False
+        self._paused: Snapshot | None = None
+        self._shown: dict[str, Text] = {}
+        self._tab_ends: dict[str, int] = {}
+
+    # Widgets
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        yield Static(id="tabs")
+        yield Static(id="banner")
+        with ContentSwitcher(initial="overview"):
+            for name in PAGES:
+                yield Page(id=name)
+            with Vertical(id="log"):
+                yield Page(id="log-head")
+                yield Tail(id="log-tail")
+            with Vertical(id="findings"):
+                yield Picker(id="finding-list")
+                yield Page(id="finding")
+        yield Static(id="foot")
+
+    def on_mount(self) -> None:
+        self._palette = palette(self.get_css_variables())
+        self.theme_changed_signal.subscribe(self, self._repaint)
+        self.query_one("#overview").focus()
+        self.set_interval(PERIOD_S, self.poll)
+        self.poll()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _repaint(self, _theme: object) -> None:
+        self._palette = palette(self.get_css_variables())
+        self._shown.clear()
+        for page in self._main.query(Page):
+            page.show([])
+        self._draw()
+
+    # One second
+
+    def poll(self) -> None:
+        """Takes the newest snapshot, remembers it and draws what changed."""
+        self._snapshot = self.feed.latest()
+        self.history.add(self._snapshot)
+        if self._evaluate is not None:
+            self._findings = in_order(self._evaluate(self._snapshot))
+        self._draw()
+
+    @property
+    def _main(self) -> Screen[object]:
+        """What lies under any window that is open."""
+        return self.screen_stack[0]
+
+    def _draw(self) -> None:
+        look = Look(self._snapshot, self._palette, self._sources)
+        scene = Scene(look, self.size.width - 2, self.size.height, self.history, self._findings)
+        self._put("head", self._head(scene))
+        self._put("tabs", self._tabs(scene))
+        self._put("foot", self._foot(look))
+        self._draw_banner(scene)
+        if self.current == "log":
+            self._draw_log(scene)
+        elif self.current == "findings":
+            self._draw_findings(scene)
+        else:
+            page = self._main.query_one(f"#{self.current}", Page)
+            if page.room.width > 0:
+                page.show(PAGES[self.current](self._in(page, scene)))
+
+    @staticmethod
+    def _in(page: Page, scene: Scene, height: int = 0) -> Scene:
+        """The scene with the room that ``page`` has, or with another ``height``."""
+        return replace(scene, width=page.room.width, height=height or page.room.height)
+
+    def _put(self, name: str, text: Text) -> None:
+        if self._shown.get(name) != text:
+            self._shown[name] = text
+            self._main.query_one(f"#{name}", Static).update(text)
+
+    def _draw_banner(self, scene: Scene) -> None:
+        message = banner(scene)
+        widget = self._main.query_one("#banner", Static)
+        if widget.has_class("shown") != (message is not None):
+            widget.set_class(message is not None, "shown")
+            self.call_after_refresh(self._draw)
+        if message is not None:
+            self._put("banner", scene.look.ink(message[0], message[1]))
+
+    def _draw_log(self, scene: Scene) -> None:
+        head, tail = self._main.query_one("#log-head", Page), self._main.query_one("#log-tail", Page)
+        if not head.room.width:
+            return
+        held = self._paused.log if self._paused is not None else None
+        head.show(log_head(self._in(head, scene, scene.height), held=held, wrapped=self._wrapped))
+        entries = (held or self._snapshot.log).tail
+        tail.show(log_lines(scene.look, entries, tail.room.width, wrapped=self._wrapped))
+        if self._paused is None:
+            self.call_after_refresh(tail.scroll_end, animate=False, immediate=True)
+
+    def _draw_findings(self, scene: Scene) -> None:
+        listed, page = self._main.query_one("#finding-list", Picker), self._main.query_one("#finding", Page)
+        findings = self._findings or []
+        listed.display = bool(findings)
+        if not page.room.width:
+            return
+        listed.show(finding_list(scene.look, findings, page.room.width))
+        room = self._in(page, scene, scene.height)
+        page.show(detail(room, findings[listed.chosen]) if findings else no_findings(room))
+
+    def on_tail_left(self) -> None:
+        """Whoever scrolls up wants to read: nothing moves until the end is asked for."""
+        self._paused = self._paused or self._snapshot
+        self._draw()
+
+    def on_tail_end(self) -> None:
+        self._paused = None
+        self._draw()
+
+    def on_picker_chosen(self) -> None:
+        self._main.query_one("#finding", Page).scroll_home(animate=False)
+        self._draw()
+
+    # The lines above and below
+
+    def _head(self, scene: Scene) -> Text:
+        look, server = scene.look, scene.snapshot.server
+        left = look.join(look.ink("sgdiag", "title"), "  ", health(look), "  ", look.ink(self.feed.title, "label"))
+        if isinstance(server.release, Known):
+            left = look.join(left, "  ", look.ink(f"SGLang {server.release.value}", "label"))
+        name = model_name(server)
+        if isinstance(name, Known):
+            # Of a path, the end says which model it is.
+            short = "/".join(name.value.rstrip("/").rsplit("/", 2)[-2:])
+            left = look.join(left, "  ", look.ink(short, "strong"))
+        at = scene.snapshot.at or self._clock()
+        recorded = abs(self._clock() - at) > RECORDED_AFTER_S
+        when = fmt.clock(at, self._clock())
+        right = look.ink(f"  recorded {when}" if recorded else f"  {when}", "warn" if recorded else "label")
+        room = max(scene.width - right.cell_len, 0)
+        return look.join(fit(left, room), right)
+
+    def _tabs(self, scene: Scene) -> Text:
+        look = scene.look
+        worst = next(
+            (verdict for verdict in SEVERITY[:2] if any(f.verdict == verdict for f in scene.findings or ())), None
+        )
+        long = scene.width >= 112
+        line = look.join()
+        self._tab_ends.clear()
+        for number, (name, names) in enumerate(SCREENS.items(), 1):
+            title = f" {number} {names[0] if long else names[1]} "
+            active = name == self.current
+            tab = look.ink(title, "tab" if active else "label")
+            line.append_text(tab)
+            self._tab_ends[name] = line.cell_len
+        if worst is not None:
+            sign, role = VERDICT_SIGNS[worst]
+            number = sum(finding.verdict == worst for finding in scene.findings or ())
+            line.append_text(look.ink(f"{sign}{number}", role))
+        return line
+
+    def _foot(self, look: Look) -> Text:
+        keys = [("1-8", "screens"), ("s", "hide sources" if self._sources else "sources")]
+        if self.current == "log":
+            keys += [("space", "follow" if self._paused else "pause"), ("w", "unwrap" if self._wrapped else "wrap")]
+        elif self.current == "findings":
+            keys.append(("↑↓", "choose"))
+        else:
+            keys.append(("↑↓", "scroll"))
+        keys += [("t", "theme")] * (self.size.width >= 100)
+        keys += [("^p", "commands"), ("?", "help"), ("q", "quit")]
+        line = look.join()
+        for key, what in keys:
+            line = look.join(line, look.ink(key, "title"), f" {what}   ")
+        return line
+
+    # Actions
+
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """The main screen's keys do nothing while a window lies over it."""
+        ours = {"go", "step", "sources", "wrap", "pause", "help"}
+        return not (action in ours and len(self.screen_stack) > 1)
+
+    def action_go(self, name: str) -> None:
+        self.current = name
+        self._main.query_one(ContentSwitcher).current = name
+        focus = {"log": "log-tail", "findings": "finding-list" if self._findings else "finding"}.get(name, name)
+        self._main.query_one(f"#{focus}").focus()
+        self.call_after_refresh(self._draw)
+
+    @on(Click, "#tabs")
+    def _click_tab(self, event: Click) -> None:
+        hit = next((name for name, end in self._tab_ends.items() if event.x - 1 < end), None)
+        if hit is not None:
+            self.action_go(hit)
+
+    def action_step(self, screens: int) -> None:
+        names = list(SCREENS)
+        self.action_go(names[(names.index(self.current) + screens) % len(names)])
+
+    def action_sources(self) -> None:
+        self._sources = not self._sources
+        self._draw()
+
+    def action_shade(self) -> None:
+        self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+    def action_wrap(self) -> None:
+        self._wrapped = not self._wrapped
+        self._main.query_one("#log-tail").set_class(self._wrapped, "wrapped")
+        self._draw()
+
+    def action_pause(self) -> None:
+        self._paused = None if self._paused is not None else self._snapshot
+        self._draw()
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen(self._palette))
+
+    def action_copy_or_quit(self) -> None:
+        text = self.screen.get_selected_text()
+        if text:
+            self.copy_to_clipboard(text)
+            self.screen.clear_selection()
+        else:
+            self.exit()
+
+    def get_system_commands(self, _screen: Screen[object]) -> Iterable[SystemCommand]:
+        for number, (name, names) in enumerate(SCREENS.items(), 1):
+            yield SystemCommand(names[0], f"Open this screen (key {number})", lambda name=name: self.action_go(name))
+        yield SystemCommand("Sources", "Show where each value comes from, or hide it (key s)", self.action_sources)
+        yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+        yield SystemCommand("Help", "Keys and signs (key ?)", self.action_help)
+        yield SystemCommand("Quit", "Leave sgdiag; the server is not touched (key q)", self.exit)

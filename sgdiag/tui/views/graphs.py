@@ -1,0 +1,90 @@
+"""Which CUDA graphs were captured, what they cost and which one the running batch uses."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from sgdiag.analysis import format as fmt
+from sgdiag.analysis.graph_fit import captured_size
+from sgdiag.analysis.workers import over_workers
+from sgdiag.model import Fact, GraphSet, Known, Unknown
+from sgdiag.tui.paint import Cell, Column, Fields, Lines, Row, Section, Table, stack
+from sgdiag.tui.scene import Scene
+
+
+def graphs(scene: Scene) -> list[Text]:
+    sections = [_now(scene), *(_set(scene, entry) for entry in scene.snapshot.graphs)]
+    if not scene.snapshot.graphs:
+        text = scene.look.ink("? no source has told about captured graphs", "unknown")
+        sections.append(Section("Captured graphs", [Lines([text], wrapped=True)]))
+    return stack(scene.look, sections, scene.width)
+
+
+def _now(scene: Scene) -> Section:
+    """Whether the last decode step replayed a graph, and passes by mode, for each rank that tells."""
+    look = scene.look
+    ranks = [rank for rank in scene.snapshot.ranks if _tells(rank.decode_uses_graph, rank.graph_passes_total)]
+    rows = []
+    modes: dict[str, None] = {}
+    for rank in ranks:
+        modes.update(dict.fromkeys(rank.graph_passes_total.or_else({})))
+    for rank in ranks or scene.snapshot.ranks:
+        uses = look.fact(
+            rank.decode_uses_graph,
+            lambda used: "● graph" if used else "○ no graph",
+            lambda used: "good" if used else "warn",
+            live=True,
+        )
+        passes = [look.fact(_entry(rank.graph_passes_total, mode), fmt.count, live=True) for mode in modes]
+        rows.append([look.text(scene.rank_name(rank.id), "label"), uses, *passes])
+    if not rows:
+        return Section("Decode", [Lines([look.ink("? no rank is known yet", "unknown")])])
+    columns = [
+        Column("", 4, right=False),
+        Column("last decode", 11, right=False),
+        *(Column(f"{fmt.clean(mode, 16)} passes", 12) for mode in modes),
+    ]
+    return Section("Decode", [Table(columns, rows)])
+
+
+def _tells(*facts: Fact[object] | Fact[bool] | Fact[dict[str, int]]) -> bool:
+    return any(isinstance(fact, Known) for fact in facts)
+
+
+def _entry(fact: Fact[dict[str, int]], key: str) -> Fact[int]:
+    if isinstance(fact, Unknown):
+        return fact
+    return Known(fact.value.get(key, 0), fact.source, fact.how, fact.at)
+
+
+def _set(scene: Scene, entry: GraphSet) -> Section:
+    look = scene.look
+    rows = [
+        Row("enabled", look.fact(entry.enabled, fmt.yes_no, lambda on: "value" if on else "warn")),
+        Row("backend", look.fact(entry.backend)),
+        Row("memory", look.fact(entry.memory_bytes, fmt.size)),
+        Row("capture took", look.fact(entry.capture_s, fmt.latency)),
+        Row("tokens/request", look.fact(entry.tokens_per_request)),
+        Row("captured sizes", look.fact(entry.sizes, lambda sizes: f"{len(sizes)}, in {entry.sizes_unit}")),
+    ]
+    if isinstance(entry.sizes, Known):
+        rows.append(Row("sizes", Cell(look.ink(fmt.sizes(entry.sizes.value) or "none")), whole=True))
+    if entry.sizes_unit == "requests":
+        rows.append(Row("running batch", _fit(scene, entry), whole=True))
+    return Section(entry.name, [Fields(rows)])
+
+
+def _fit(scene: Scene, entry: GraphSet) -> Cell:
+    """The captured size that the fullest worker's batch is padded to."""
+    look = scene.look
+    running = over_workers(scene.snapshot, lambda rank: rank.running_requests, max)
+    found = captured_size(entry, running)
+    if isinstance(running, Unknown) or (isinstance(found, Unknown) and isinstance(entry.sizes, Unknown)):
+        return Cell(look.ink("?", "unknown"), (found,))
+    shown = look.ink(fmt.plural(running.value, "request"))
+    if isinstance(found, Unknown):
+        return Cell(look.join(shown, ": ", look.ink(found.reason, "warn" if running.value else "label")))
+    padded = found.value - running.value
+    return Cell(
+        look.join(shown, " run on size ", look.ink(str(found.value), "strong"), f" ({padded} padded)"), (found,)
+    )

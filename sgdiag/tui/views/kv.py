@@ -1,0 +1,154 @@
+"""The pool of token slots: how large, how full, why that large."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from sgdiag.analysis import format as fmt
+from sgdiag.analysis.freshness import stale_for_s
+from sgdiag.analysis.workers import over_workers
+from sgdiag.model import Fact, Known, Rank, Unknown
+from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Role, Row, Section, Table, stack
+from sgdiag.tui.scene import Scene
+from sgdiag.tui.views.common import plot, retractions, usage_role
+
+_PURPOSES = (
+    ("free before load", "free_before_load_bytes"),
+    ("weights", "weights_bytes"),
+    ("draft weights", "draft_weights_bytes"),
+    ("communication", "init_distributed_bytes"),
+    ("free after load", "free_after_load_bytes"),
+    ("free after pool", "free_after_pool_bytes"),
+    ("CUDA graphs", "graphs_bytes"),
+    ("free when ready", "free_at_ready_bytes"),
+)
+
+
+def kv_pool(scene: Scene) -> list[Text]:
+    return stack(scene.look, [_ranks(scene), _usage(scene), _shape(scene), _memory(scene)], scene.width)
+
+
+def _ranks(scene: Scene) -> Section:
+    look = scene.look
+    rows = [
+        [
+            look.text(scene.rank_name(rank.id), "label"),
+            _split(scene, rank),
+            look.fact(rank.kv.usage_ratio, fmt.percent, live=True, brief=True),
+            look.fact(rank.kv.used_tokens, fmt.count, live=True, brief=True),
+            look.fact(rank.kv.evictable_tokens, fmt.count, live=True, brief=True),
+            look.fact(rank.kv.available_tokens, fmt.count, live=True, brief=True),
+            look.fact(rank.kv.capacity_tokens, fmt.count),
+        ]
+        for rank in scene.snapshot.ranks
+    ]
+    if not rows:
+        return Section("Pool", [Lines([look.ink("? no rank is known yet", "unknown")])])
+    columns = [
+        Column("", 4, right=False),
+        Column("", flexible=True, width=8, most=60),
+        Column("usage", 6),
+        Column("used", 8),
+        Column("evictable", 8),
+        Column("available", 8),
+        Column("capacity", 8),
+    ]
+    key = look.join(
+        look.ink("█", "bar"),
+        " used  ",
+        look.ink("▒", "bar2"),
+        " evictable (radix cache)  ",
+        look.ink("░", "rest"),
+        " available",
+    )
+    blocks: list[Block] = [Table(columns, rows, gap=1)]
+    if not look.sources:
+        blocks.append(Lines([key]))
+    return Section("Pool", blocks, note="token slots")
+
+
+def _split(scene: Scene, rank: Rank) -> Cell:
+    """A bar of used, evictable and available slots; without the parts, of usage alone."""
+    look, kv = scene.look, rank.kv
+    capacity, used, evictable = kv.capacity_tokens, kv.used_tokens, kv.evictable_tokens
+    if not (isinstance(capacity, Known) and isinstance(used, Known) and isinstance(evictable, Known)):
+        return look.bar(kv.usage_ratio, usage_role)
+    whole = capacity.value
+    if whole <= 0:
+        return look.bar(kv.usage_ratio, usage_role)
+    shares = (used.value / whole, evictable.value / whole)
+
+    def draw(width: int) -> Text:
+        full = fmt.bar(shares[0], width)
+        cached = min(max(round(shares[1] * width), 0), width - len(full))
+        stale = stale_for_s(used, scene.snapshot, live=True) is not None
+        role: Role = "stale" if stale else usage_role(kv.usage_ratio.or_else(shares[0]))
+        rest = width - len(full) - cached
+        return look.join(look.ink(full, role), look.ink("▒" * cached, "bar2"), look.ink("░" * rest, "rest"))
+
+    return Cell(Text(), (), draw)
+
+
+def _usage(scene: Scene) -> Section:
+    look = scene.look
+    height = min(max(scene.height // 6, 3), 10)
+    lines = plot(scene, "kv_usage_ratio", scene.width, height, 0, 1, ("0%", "100%"))
+    retracted = over_workers(scene.snapshot, lambda rank: rank.retracted_requests, sum)
+    rows = [
+        Row("retractions", retractions(scene)),
+        Row("retracted now", look.fact(retracted, fmt.count, live=True)),
+    ]
+    return Section("Usage of the fullest rank", [Lines(lines), Fields(rows)], note="last 5 min")
+
+
+def _shape(scene: Scene) -> Section:
+    look, part = scene.look, scene.snapshot.server
+    rank = scene.snapshot.ranks[0] if scene.snapshot.ranks else None
+    rows = []
+    if rank is not None:
+        kv = rank.kv
+        rows += [
+            Row("page size", look.fact(kv.page_size_tokens, lambda n: fmt.plural(n, "token"))),
+            Row("dtype", look.fact(kv.dtype)),
+            Row("pool size", look.fact(kv.size_bytes, fmt.size)),
+            Row("max running", look.fact(rank.max_running_requests, lambda n: fmt.plural(n, "request"))),
+        ]
+        for label, fact, show in (
+            ("SWA capacity", kv.swa_capacity_tokens, fmt.count),
+            ("SWA usage", kv.swa_usage_ratio, fmt.percent),
+            ("Mamba usage", kv.mamba_usage_ratio, fmt.percent),
+        ):
+            if isinstance(fact, Known) or look.sources:
+                rows.append(Row(label, look.fact(fact, show)))
+    rows += [
+        Row("mem fraction", look.fact(part.mem_fraction_static_ratio, lambda ratio: f"{ratio:.3f}")),
+        Row("context", look.fact(part.context_len_tokens, lambda n: f"{fmt.count(n)} tokens")),
+        Row("chunked prefill", look.fact(part.chunked_prefill_tokens, lambda n: f"{fmt.count(n)} tokens")),
+        Row("max prefill", look.fact(part.max_prefill_tokens, lambda n: f"{fmt.count(n)} tokens")),
+    ]
+    note = f"of {scene.rank_name(rank.id)}" if rank is not None and len(scene.snapshot.ranks) > 1 else ""
+    return Section("Shape", [Fields(rows)], note=note)
+
+
+def _memory(scene: Scene) -> Section:
+    """Memory by purpose, a column a rank; where the ranks do not fit, their lowest and highest values."""
+    look, ranks = scene.look, scene.snapshot.ranks
+    fitting = max((scene.width - 20) // 12, 2)
+    rows: list[list[Cell]] = []
+    facts: list[Fact[int]]
+    for label, name in _PURPOSES:
+        facts = [getattr(rank.memory, name) for rank in ranks]
+        if len(facts) > fitting:
+            known = sorted((fact for fact in facts if isinstance(fact, Known)), key=lambda fact: fact.value)
+            facts = [known[0], known[-1]] if known else facts[:2]
+        rows.append([look.text(label, "label"), *(look.fact(fact, fmt.size) for fact in facts)])
+    if not ranks:
+        return Section("Memory by purpose", [Lines([look.ink("? no rank is known yet", "unknown")])])
+    shown = [fact for row in rows for cell in row for fact in cell.facts]
+    reasons = dict.fromkeys(fact.reason for fact in shown if isinstance(fact, Unknown))
+    if all(isinstance(fact, Unknown) for fact in shown) and not look.sources:
+        return Section("Memory by purpose", [Lines([look.ink(f"? {r}", "unknown") for r in reasons], True, 2)])
+    names = [scene.rank_name(rank.id) for rank in ranks]
+    heads = names if len(names) <= fitting else ["lowest", "highest"]
+    columns = [Column("", 18, right=False), *(Column(name, 9) for name in heads)]
+    return Section("Memory by purpose", [Table(columns, rows)], note="each GPU, as the server counts it")

@@ -1,0 +1,494 @@
+"""Snapshots of made-up servers, as rich as a real one's, for whatever draws or judges snapshots."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from sgdiag.model import (
+    Advice,
+    Collectives,
+    Communicator,
+    Disagreement,
+    Evidence,
+    Fact,
+    Finding,
+    Gpu,
+    GpuProcess,
+    Gpus,
+    GraphSet,
+    How,
+    Known,
+    KvPool,
+    Latency,
+    Log,
+    LogLine,
+    Percentiles,
+    Process,
+    Rank,
+    RankId,
+    RankMemory,
+    Server,
+    Snapshot,
+    SourceStatus,
+    Speculation,
+    unknown,
+)
+
+T = TypeVar("T")
+
+AT = 1_760_000_000.0
+"""2025-10-09 08:53:20 UTC."""
+
+GIB = 1 << 30
+
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[31mred\x1b[2J[bold]b[/bold][@click=app.quit]c\u202egnp\u2066x\x00\r\n" + "e" + "\u0301" * 40
+)
+"""A terminal title, colours, markup, an action link, text direction, control characters, a pile of accents."""
+
+
+def known(value: T, source: str, at: float = AT - 0.4, how: How = "measured") -> Known[T]:
+    return Known(value, source, how, at)
+
+
+def _constant(value: T, source: str) -> Known[T]:
+    return Known(value, source)
+
+
+def _rank(tp: int, second: int, at: float) -> Rank:
+    wave = 0.5 + 0.35 * math.sin(second / 17) + 0.05 * math.sin(second / 3)
+    used = round(131_072 * wave)
+    running = max(round(48 * wave), 1)
+    when = at - 0.4
+    return Rank(
+        id=RankId(tp=tp),
+        pid=_constant(4311 + tp, "procfs:cmdline"),
+        running_requests=known(running, "metrics:sglang:num_running_reqs", when),
+        waiting_requests=known(max(running - 30, 0), "metrics:sglang:num_queue_reqs", when),
+        max_running_requests=_constant(48, "server_info:max_running_requests"),
+        retracted_requests=known(0, "metrics:sglang:num_retracted_reqs", when),
+        retractions_total=known(second // 60, "metrics:sglang:num_retracted_requests_total", when),
+        decode_tokens_per_s=known(96.5 * running, "metrics:sglang:gen_throughput", when),
+        prefill_tokens_per_s=known(5210.0 * wave, "log:8121", when),
+        cache_hit_ratio=known(0.412, "metrics:sglang:cache_hit_rate", when),
+        accept_length_tokens=known(2.4 + 0.6 * wave, "metrics:sglang:spec_accept_length", when),
+        accept_ratio=known(0.45 + 0.2 * wave, "metrics:sglang:spec_accept_rate", when),
+        decode_uses_graph=known(True, "log:8121", when),
+        graph_passes_total=known(
+            {"decode": 91_204 + second * 30, "none": 812}, "metrics:sglang:cuda_graph_passes_total", when
+        ),
+        kv=KvPool(
+            capacity_tokens=_constant(131_072, "log:212"),
+            used_tokens=known(used, "metrics:sglang:kv_used_tokens", when),
+            evictable_tokens=known((131_072 - used) // 3, "metrics:sglang:kv_evictable_tokens", when),
+            available_tokens=known(131_072 - used - (131_072 - used) // 3, "metrics:sglang:kv_available_tokens", when),
+            usage_ratio=known(used / 131_072, "metrics:sglang:token_usage", when),
+            page_size_tokens=_constant(1, "server_info:page_size"),
+            dtype=_constant("bfloat16", "log:212"),
+            size_bytes=_constant(18 * GIB, "log:213"),
+        ),
+        memory=RankMemory(
+            weights_bytes=_constant(round(30.6 * GIB), "log:180"),
+            draft_weights_bytes=_constant(round(1.42 * GIB), "log:230"),
+            graphs_bytes=_constant(round(2.1 * GIB), "log:251"),
+            init_distributed_bytes=_constant(round(0.9 * GIB), "log:160"),
+            free_before_load_bytes=_constant(round(94.1 * GIB), "log:170"),
+            free_after_load_bytes=_constant(round(62.6 * GIB), "log:180"),
+            free_after_pool_bytes=_constant(round(11.8 * GIB), "log:214"),
+            free_at_ready_bytes=_constant(round(8.4 * GIB), "log:260"),
+        ),
+    )
+
+
+def _log(count: int, at: float) -> Log:
+    tail = tuple(
+        LogLine(
+            8000 + n,
+            f"[2025-10-09 08:5{n % 10}:{n % 60:02}] Decode batch, #running-req: {20 + n % 9}, "
+            f"#token: {70_000 + 31 * n}, "
+            f"token usage: 0.{53 + n % 7}, accept len: 2.{70 + n % 20}, gen throughput (token/s): {2600 + n}.10",
+            "TP0",
+        )
+        for n in range(count)
+    )
+    warning = LogLine(8040, "[2025-10-09 08:52:40] KV cache pool is full. Retract requests.", "TP0", "warning")
+    error = LogLine(7713, "[2025-10-09 08:41:07] Request 9c1 aborted: input is longer than the context", "", "error")
+    return Log(
+        path=_constant("/var/log/sglang/qwen3-32b.log", "procfs:fd"),
+        size_bytes=known(1_382_400, "log:8121", at),
+        lines_read=known(8121, "log:8121", at),
+        tail=(*tail[:-2], warning, *tail[-2:]),
+        errors=(error,),
+    )
+
+
+def _processes(at: float) -> tuple[Process, ...]:
+    def entry(pid: int, role: Any, parent: int, memory: float, **more: Any) -> Process:
+        return Process(
+            pid=pid,
+            role=role,
+            parent_pid=_constant(parent, "procfs:stat"),
+            state=known("S", "procfs:stat", at),
+            started_at=_constant(AT - 11_520, "procfs:stat"),
+            memory_bytes=known(round(memory * GIB), "procfs:statm", at),
+            title=_constant(f"sglang::{role}", "procfs:cmdline"),
+            threads=known(64, "procfs:status", at),
+            **more,
+        )
+
+    return (
+        entry(
+            4242, "launcher", 1, 3.1, cpu_ratio=known(0.04, "procfs:stat", at), ports=known((30000,), "procfs:net", at)
+        ),
+        entry(
+            4311, "scheduler", 4242, 9.7, cpu_ratio=known(0.99, "procfs:stat", at), rank=_constant(RankId(), "procfs")
+        ),
+        entry(
+            4312,
+            "scheduler",
+            4242,
+            9.6,
+            cpu_ratio=known(0.98, "procfs:stat", at),
+            rank=_constant(RankId(tp=1), "procfs"),
+        ),
+        entry(4313, "detokenizer", 4242, 1.2, cpu_ratio=known(0.02, "procfs:stat", at)),
+        entry(
+            3977, "scheduler", 1, 6.0, cpu_ratio=known(0.0, "procfs:stat", at), orphan=known(True, "procfs:stat", at)
+        ),
+    )
+
+
+def _gpus(at: float) -> Gpus:
+    def gpu(index: int, pids: tuple[int, ...]) -> Gpu:
+        return Gpu(
+            index=index,
+            name=_constant("NVIDIA H100 NVL", "nvml"),
+            memory_total_bytes=_constant(94 * GIB, "nvml"),
+            memory_used_bytes=known(86 * GIB, "nvml", at),
+            memory_free_bytes=known(8 * GIB, "nvml", at),
+            utilization_ratio=known(0.93, "nvml", at),
+            pcie_generation=known(5, "nvml", at),
+            pcie_width_lanes=known(16, "nvml", at),
+            nvlinks_up=known(0, "nvml", at),
+            processes=known(tuple(GpuProcess(pid, known(82 * GIB // len(pids), "nvml", at)) for pid in pids), "nvml"),
+        )
+
+    return Gpus(driver=_constant("570.86.15", "nvml"), devices=(gpu(0, (4311, 3977)), gpu(1, (4312, 999))))
+
+
+def connected(second: int = 0, *, ranks: int = 2) -> Snapshot:
+    """A healthy EAGLE-3 server under load, ``second`` seconds into the watch: its load goes up and down."""
+    at = AT + second
+    count = round(400 + 3 * second)
+    return Snapshot(
+        at=at,
+        target="pid 4242",
+        server=Server(
+            release=_constant("0.5.23", "server_info:version"),
+            health=known("up", "http:/health", at - 0.4),
+            url=_constant("http://127.0.0.1:30000", "procfs:cmdline"),
+            model_path=_constant("/models/Qwen3-32B", "server_info:model_path"),
+            served_model_name=_constant("Qwen3-32B", "server_info:served_model_name"),
+            device=_constant("cuda", "server_info:device"),
+            started_at=_constant(AT - 11_520, "procfs:stat"),
+            tp_size=_constant(ranks, "server_info:tp_size"),
+            dp_size=_constant(1, "server_info:dp_size"),
+            pp_size=_constant(1, "server_info:pp_size"),
+            ep_size=_constant(1, "server_info:ep_size"),
+            nnodes=_constant(1, "server_info:nnodes"),
+            dp_attention=_constant(False, "server_info:enable_dp_attention"),
+            mem_fraction_static_ratio=_constant(0.842, "log:31"),
+            context_len_tokens=_constant(40_960, "log:214"),
+            chunked_prefill_tokens=_constant(8192, "server_info:chunked_prefill_size"),
+            max_prefill_tokens=_constant(16_384, "server_info:max_prefill_tokens"),
+            attention_backend=_constant("fa3", "log:33"),
+            scheduler_overlap=_constant(True, "server_info:disable_overlap_schedule"),
+        ),
+        ranks=tuple(_rank(tp, second, at) for tp in range(ranks)),
+        latency=Latency(
+            time_to_first_token=known(
+                Percentiles(0.182, 0.731, 1.94, count, 60.0), "metrics:sglang:time_to_first_token_seconds", at - 0.4
+            ),
+            inter_token=known(
+                Percentiles(0.0094, 0.0153, 0.0412, 210 * count, 60.0),
+                "metrics:sglang:inter_token_latency_seconds",
+                at - 0.4,
+            ),
+            queue=known(Percentiles(0.00031, 0.012, 0.411, count, 60.0), "metrics:sglang:queue_time_seconds", at - 0.4),
+            end_to_end=unknown("not asked for by these screens"),
+            requests_per_s=known(6.8, "metrics:sglang:num_requests_total", at - 0.4),
+        ),
+        speculation=Speculation(
+            algorithm=_constant("EAGLE3", "server_info:speculative_algorithm"),
+            draft_model_path=_constant("/models/Qwen3-32B-EAGLE3", "server_info:speculative_draft_model_path"),
+            steps=_constant(3, "server_info:speculative_num_steps"),
+            topk=_constant(1, "server_info:speculative_eagle_topk"),
+            draft_tokens=_constant(4, "server_info:speculative_num_draft_tokens"),
+            adaptive=_constant(False, "server_info:speculative_adaptive"),
+            worker=unknown("only a live object or a newer log names the worker"),
+            accept_length_since_start_tokens=known(2.74, "server_info:avg_spec_accept_length", at - 4),
+            verify_calls_total=known(911_204 + 31 * second, "metrics:sglang:spec_verify_calls_total", at - 0.4),
+        ),
+        graphs=(
+            GraphSet(
+                name="target decode",
+                enabled=_constant(True, "log:240"),
+                backend=_constant("full", "log:240"),
+                sizes=_constant((1, 2, 4, 8, 12, 16, 24, 32, 40, 48), "log:240"),
+                tokens_per_request=_constant(4, "log:240"),
+                memory_bytes=_constant(round(1.31 * GIB), "log:248"),
+                capture_s=_constant(9.61, "log:248"),
+            ),
+            GraphSet(
+                name="draft decode",
+                enabled=_constant(True, "log:249"),
+                sizes=_constant((1, 2, 4, 8, 12, 16, 24, 32, 40, 48), "log:249"),
+                memory_bytes=_constant(round(0.33 * GIB), "log:251"),
+                capture_s=_constant(3.2, "log:251"),
+                backend=unknown("this log does not name it"),
+                tokens_per_request=_constant(1, "log:249"),
+            ),
+            GraphSet(
+                name="target prefill",
+                enabled=_constant(True, "log:252"),
+                backend=_constant("piecewise", "log:252"),
+                sizes=_constant(
+                    (*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), 1024, 2048, 4096), "log:252"
+                ),
+                sizes_unit="tokens",
+                tokens_per_request=unknown("prefill graphs count tokens"),
+                memory_bytes=_constant(round(0.46 * GIB), "log:258"),
+                capture_s=_constant(14.8, "log:258"),
+            ),
+        ),
+        collectives=Collectives(
+            nccl_version=_constant("2.27.5", "log:150"),
+            environment=_constant(
+                {
+                    "NCCL_BUFFSIZE": "4194304",
+                    "NCCL_P2P_LEVEL": "PHB",
+                    "CUDA_VISIBLE_DEVICES": "0,1",
+                    "NCCL_CUMEM_ENABLE": "0",
+                },
+                "environ",
+            ),
+            communicators=(
+                Communicator(
+                    group="tp",
+                    size_ranks=_constant(ranks, "log:150"),
+                    custom_allreduce=_constant("the GPUs have no NVLink between them", "log:155"),
+                ),
+                Communicator(
+                    group="world",
+                    size_ranks=_constant(ranks, "log:150"),
+                    custom_allreduce=unknown("this group never uses it"),
+                ),
+            ),
+        ),
+        processes=_processes(at),
+        gpus=_gpus(at),
+        log=_log(120, at),
+        sources=(
+            SourceStatus(name="processes", state="ok", last_ok_at=at - 1, took_s=0.01),
+            SourceStatus(name="http", state="ok", last_ok_at=at - 4, took_s=0.02),
+            SourceStatus(name="metrics", state="ok", last_ok_at=at - 0.4, took_s=0.03),
+            SourceStatus(name="log", state="ok", last_ok_at=at - 0.2, took_s=0.001),
+            SourceStatus(name="nvml", state="ok", last_ok_at=at - 1, took_s=0.004),
+            SourceStatus(name="shm", state="off", reason="no load snapshot before 0.5.13"),
+        ),
+        disagreements=(Disagreement("server.mem_fraction_static_ratio", "0.842", "log:31", "0.85", "procfs:cmdline"),),
+    )
+
+
+def findings() -> list[Finding]:
+    """One of each verdict, the second with everything a finding can carry."""
+    return [
+        Finding(
+            id="custom-allreduce-off",
+            title="Custom allreduce is off: the two GPUs talk over PCIe",
+            verdict="WARN",
+            confidence=0.9,
+            evidence=(Evidence("log:155", "Custom allreduce is disabled because the GPUs have no NVLink"),),
+            cause="Without NVLink the server falls back to NCCL's ring for every small allreduce of a decode step.",
+            advice=(Advice("Measure both on this box first", "sgdiag bench-allreduce", "shows the crossover by size"),),
+            playbook="custom-allreduce-off",
+        ),
+        Finding(
+            id="kv-pool-retracts",
+            title="The KV pool is too small for this load: requests are retracted and computed again",
+            verdict="FAIL",
+            confidence=0.95,
+            evidence=(
+                Evidence("metrics:sglang:num_retracted_requests_total", "12 retractions within 60 s"),
+                Evidence("log:8040", "KV cache pool is full. Retract requests."),
+                Evidence("nvml", "8.4 GiB free on each GPU after start"),
+            ),
+            cause="131,072 token slots hold about 32 requests of 4,096 tokens; 48 were admitted. The weights "
+            "take 30.6 GiB and the CUDA graphs 2.1 GiB of 94 GiB, so there is room that the pool does not use.",
+            advice=(
+                Advice("Give the pool more memory", "--mem-fraction-static 0.90", "about 41,000 more token slots"),
+                Advice("Or admit fewer requests at once", "--max-running-requests 32", "no more retractions"),
+            ),
+            playbook="kv-pool-retracts",
+            fix="admission-by-pool",
+        ),
+        Finding(id="graphs-cover-load", title="Captured sizes cover the running batch", verdict="PASS"),
+        Finding(
+            id="nccl-buffers",
+            title="How much memory NCCL takes for its buffers",
+            verdict="UNKNOWN",
+            confidence=0.5,
+            cause="The NCCL log is not switched on.",
+        ),
+    ]
+
+
+def plain_cpu() -> Snapshot:
+    """A small server on a CPU, without speculation, metrics or GPUs."""
+    no_metrics = unknown("the server runs without --enable-metrics")
+    no_driver = unknown("no NVIDIA driver on this machine")
+    no_graphs = unknown("a CPU server captures no CUDA graphs")
+    at = AT
+    return Snapshot(
+        at=at,
+        target="http://127.0.0.1:31000",
+        server=Server(
+            release=_constant("0.5.9", "server_info:version"),
+            health=known("up", "http:/health"),
+            url=_constant("http://127.0.0.1:31000", "procfs:cmdline"),
+            model_path=_constant("/home/user/.cache/sgdiag/lab/models/tiny-llama", "server_info:model_path"),
+            device=_constant("cpu", "server_info:device"),
+            started_at=_constant(at - 75, "procfs:stat"),
+            tp_size=_constant(1, "server_info:tp_size"),
+            dp_size=_constant(1, "server_info:dp_size"),
+            pp_size=_constant(1, "server_info:pp_size"),
+            context_len_tokens=_constant(2048, "log:40"),
+        ),
+        ranks=(
+            Rank(
+                id=RankId(),
+                running_requests=known(0, "server_info:num_running_reqs"),
+                waiting_requests=known(0, "server_info:num_waiting_reqs"),
+                max_running_requests=_constant(8, "log:40"),
+                decode_tokens_per_s=no_metrics,
+                prefill_tokens_per_s=no_metrics,
+                accept_length_tokens=unknown("no speculation"),
+                decode_uses_graph=no_graphs,
+                graph_passes_total=no_graphs,
+                kv=KvPool(
+                    capacity_tokens=_constant(8192, "log:40"),
+                    used_tokens=known(0, "server_info:num_used_tokens"),
+                    usage_ratio=known(0.0, "server_info:token_usage"),
+                    evictable_tokens=no_metrics,
+                    available_tokens=no_metrics,
+                    page_size_tokens=_constant(1, "server_info:page_size"),
+                    dtype=_constant("bfloat16", "log:39"),
+                ),
+            ),
+        ),
+        latency=Latency(
+            time_to_first_token=no_metrics, inter_token=no_metrics, queue=no_metrics, end_to_end=no_metrics
+        ),
+        speculation=Speculation(algorithm=_constant("none", "server_info:speculative_algorithm")),
+        graphs=(GraphSet(name="target decode", enabled=known(False, "log:30"), sizes=no_graphs, backend=no_graphs),),
+        collectives=Collectives(
+            nccl_version=unknown("a CPU server does not load NCCL"), environment=_constant({}, "environ")
+        ),
+        processes=(
+            Process(pid=501, role="launcher", state=known("S", "procfs:stat")),
+            Process(pid=502, role="scheduler", parent_pid=_constant(501, "procfs:stat"), state=known("R", "procfs")),
+        ),
+        gpus=Gpus(driver=no_driver),
+        log=Log(path=unknown("its output goes to a terminal")),
+        sources=(
+            SourceStatus(name="processes", state="ok", last_ok_at=at - 1),
+            SourceStatus(name="http", state="ok", last_ok_at=at - 2),
+            SourceStatus(name="metrics", state="off", reason="the server runs without --enable-metrics"),
+            SourceStatus(name="nvml", state="off", reason="no NVIDIA driver on this machine"),
+        ),
+    )
+
+
+def stale(silent_s: float = 45.0) -> Snapshot:
+    """The connected server after HTTP fell silent: the values are the last ones, the process still runs."""
+    before = connected()
+    at = before.at + silent_s
+    sources = tuple(
+        msgspec.structs.replace(
+            status,
+            **({"last_ok_at": at - 0.5} if status.name in ("processes", "nvml") else {}),
+            **({"state": "stale", "reason": "no answer within 2 s"} if status.name in ("metrics", "http") else {}),
+        )
+        for status in before.sources
+    )
+    server = msgspec.structs.replace(before.server, health=known("unresponsive", "http:/health", before.at + 2))
+    return msgspec.structs.replace(before, at=at, server=server, sources=sources)
+
+
+def down() -> Snapshot:
+    """The same server after its processes ended."""
+    before = stale(130.0)
+    server = msgspec.structs.replace(before.server, health=known("down", "procfs:pid", before.at - 90))
+    return msgspec.structs.replace(before, server=server, processes=())
+
+
+def disconnected() -> Snapshot:
+    """Nothing answered, ever."""
+    return Snapshot(
+        at=AT,
+        target="http://10.0.0.9:30000",
+        sources=(
+            SourceStatus(name="http", state="failed", reason="connection refused (is the server running?)"),
+            SourceStatus(name="metrics", state="failed", reason="connection refused"),
+            SourceStatus(name="processes", state="off", reason="the server is on another host"),
+        ),
+    )
+
+
+def many_ranks(ranks: int = 16) -> Snapshot:
+    """A wide server: more ranks than lines."""
+    return connected(ranks=ranks)
+
+
+def hostile() -> Snapshot:
+    """The connected server with hostile text in every field that holds text."""
+    poisoned: Snapshot = planted(connected(), HOSTILE)
+    return poisoned
+
+
+def hostile_findings() -> list[Finding]:
+    return [planted(finding, HOSTILE) for finding in findings()]
+
+
+_WORDS_OF_OURS = {"health", "role", "state", "sizes_unit", "level", "how", "verdict"}
+
+
+def planted(thing: Any, poison: str, name: str = "") -> Any:
+    """A copy of ``thing`` with ``poison`` before every text that comes from outside."""
+    if isinstance(thing, str):
+        return thing if name in _WORDS_OF_OURS else poison + thing
+    if isinstance(thing, Known):
+        value = thing.value if name in _WORDS_OF_OURS else planted(thing.value, poison, name)
+        return Known(value, thing.source + poison, thing.how, thing.at)
+    if isinstance(thing, msgspec.Struct):
+        fields = {field: planted(getattr(thing, field), poison, field) for field in thing.__struct_fields__}
+        return type(thing)(**fields)
+    if isinstance(thing, tuple):
+        return tuple(planted(item, poison, name) for item in thing)
+    if isinstance(thing, dict):
+        return {planted(key, poison): planted(value, poison) for key, value in thing.items()}
+    return thing
+
+
+def fact_paths(thing: Any, path: str = "") -> list[tuple[str, Fact[Any]]]:
+    """Every fact in ``thing`` with the path that leads to it."""
+    if isinstance(thing, msgspec.Struct) and not hasattr(thing, "map"):
+        return [
+            entry for field in thing.__struct_fields__ for entry in fact_paths(getattr(thing, field), f"{path}.{field}")
+        ]
+    if isinstance(thing, tuple):
+        return [entry for place, item in enumerate(thing) for entry in fact_paths(item, f"{path}[{place}]")]
+    return [(path.lstrip("."), thing)] if hasattr(thing, "map") else []

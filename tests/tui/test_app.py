@@ -1,0 +1,216 @@
+"""Keys, redraws, and what the screens must never do."""
+
+from __future__ import annotations
+
+import unicodedata
+from unittest.mock import patch
+
+import pytest
+from rich.text import Text
+
+from sgdiag.tui.app import SCREENS, SgdiagApp
+from sgdiag.tui.page import Page, Picker
+from tests import samples
+from tests.tui.conftest import SteppedFeed, screen_text, started
+
+
+@pytest.mark.parametrize("sample", ["connected", "cpu", "stale", "down", "disconnected"])
+async def test_overview_fits_a_small_terminal(sample: str) -> None:
+    async with started(sample, (80, 24)) as pilot:
+        page = pilot.app.query_one("#overview", Page)
+        assert len(page.lines) <= page.size.height
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_hostile_text_stays_text(size: tuple[int, int]) -> None:
+    async with started("hostile", size) as pilot:
+        for keys in ("12345678", "s12345678"):
+            for key in keys:
+                await pilot.press(key)
+                await pilot.pause()
+                lines = screen_text(pilot)
+                text = "".join(lines)
+                assert not [char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Co", "Cs")]
+                assert "owned" not in text
+                assert "\u0301\u0301\u0301" not in text
+                strips = pilot.app.screen._compositor.render_strips()
+                assert all(strip.cell_length == size[0] for strip in strips)
+                styles = [segment.style for strip in strips for segment in strip if segment.style]
+                assert not [style for style in styles if style.link or "@click" in style.meta]
+        await pilot.press("1")
+        await pilot.pause()
+        assert "[bold]b[/bold]" in "".join(screen_text(pilot))
+
+
+async def test_unknown_is_a_mark_and_never_a_zero() -> None:
+    async with started("disconnected") as pilot:
+        body = screen_text(pilot)[4:23]
+        assert any("?" in line for line in body)
+        assert not any("0" in line.replace("10.0.0.9:30000", "") for line in body)
+
+
+async def test_sources_give_the_reason_of_what_is_unknown() -> None:
+    async with started("connected") as pilot:
+        await pilot.press("3")
+        await pilot.press("s")
+        await pilot.pause()
+        text = "\n".join(screen_text(pilot))
+        assert "← server_info:speculative_algorithm" in text
+        assert "only a live object or a newer log" in text
+
+
+async def test_stale_values_stay_and_tell_their_age() -> None:
+    async with started("stale") as pilot:
+        text = "\n".join(screen_text(pilot))
+        assert "server does not answer since 08:53:22 (43s), its scheduler is silent for 45s" in text
+        assert "24 of 48 ~45s" in text
+
+
+async def test_a_server_that_is_down_says_since_when() -> None:
+    async with started("down") as pilot:
+        assert "server is down since 08:54:00 (1m)" in "\n".join(screen_text(pilot))
+
+
+async def test_no_connection_says_why() -> None:
+    async with started("disconnected") as pilot:
+        assert "not connected: http: connection refused" in screen_text(pilot)[2]
+
+
+async def test_keys_open_every_screen() -> None:
+    async with started("connected") as pilot:
+        app = pilot.app
+        assert isinstance(app, SgdiagApp)
+        for number, name in enumerate(SCREENS, 1):
+            await pilot.press(str(number))
+            assert app.current == name
+        await pilot.press("tab")
+        assert app.current == "overview"
+        await pilot.press("shift+tab")
+        assert app.current == "findings"
+
+
+async def test_a_click_opens_a_screen() -> None:
+    async with started("connected") as pilot:
+        await pilot.click("#tabs", offset=(16, 0))
+        assert isinstance(pilot.app, SgdiagApp)
+        assert pilot.app.current == "kv"
+
+
+async def test_help_keeps_the_screens_keys_away_and_goes_on_drawing() -> None:
+    async with started("connected") as pilot:
+        app = pilot.app
+        assert isinstance(app, SgdiagApp)
+        await pilot.press("question_mark")
+        await pilot.press("2")
+        assert app.current == "overview"
+        app.poll()
+        await pilot.press("escape")
+        await pilot.press("2")
+        assert app.current == "kv"
+
+
+async def test_palette_opens_a_screen() -> None:
+    async with started("connected") as pilot:
+        await pilot.press("ctrl+p")
+        await pilot.press(*"collect")
+        await pilot.pause(0.5)
+        await pilot.press("enter")
+        await pilot.pause(0.2)
+        assert isinstance(pilot.app, SgdiagApp)
+        assert pilot.app.current == "collectives"
+
+
+async def test_log_follows_until_the_reader_scrolls_up() -> None:
+    async with started("connected") as pilot:
+        app = pilot.app
+        assert isinstance(app, SgdiagApp)
+        await pilot.press("7")
+        await pilot.pause()
+        assert "8119" in screen_text(pilot)[22]
+        await pilot.press("pageup")
+        await pilot.pause()
+        before = screen_text(pilot)
+        assert "paused" in before[2]
+        app.poll()
+        await pilot.pause()
+        assert screen_text(pilot)[6:22] == before[6:22]
+        await pilot.press("end")
+        await pilot.pause()
+        assert "following" in screen_text(pilot)[2]
+        assert "8119" in screen_text(pilot)[22]
+
+
+async def test_log_wraps_on_demand() -> None:
+    async with started("connected") as pilot:
+        await pilot.press("7")
+        await pilot.pause()
+        assert not any("gen throughput" in line for line in screen_text(pilot))
+        await pilot.press("w")
+        await pilot.pause()
+        assert any("gen throughput" in line for line in screen_text(pilot))
+
+
+async def test_findings_show_the_chosen_one() -> None:
+    async with started("connected") as pilot:
+        await pilot.press("8")
+        await pilot.pause()
+        assert any("--mem-fraction-static 0.90" in line for line in screen_text(pilot))
+        await pilot.press("down")
+        await pilot.pause()
+        text = "\n".join(screen_text(pilot))
+        assert "sgdiag playbook custom-allreduce-off" in text
+        await pilot.press("G")
+        assert pilot.app.query_one(Picker).chosen == 3
+
+
+@pytest.mark.parametrize("theme", ["sgdiag-light", "textual-light", "nord", "ansi-dark", "ansi-light"])
+async def test_every_kind_of_theme(theme: str) -> None:
+    async with started("connected") as pilot:
+        pilot.app.theme = theme
+        await pilot.pause()
+        assert "Qwen3-32B" in "\n".join(screen_text(pilot))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10, 3), (40, 12), (79, 23), (300, 100)])
+async def test_odd_sizes(size: tuple[int, int]) -> None:
+    async with started("connected", size) as pilot:
+        for key in "12345678s12345678":
+            await pilot.press(key)
+        await pilot.pause()
+
+
+async def test_only_changed_lines_are_redrawn() -> None:
+    async with started("connected") as pilot:
+        page = pilot.app.query_one("#overview", Page)
+        lines = [line.copy() for line in page.lines]
+        with patch.object(Page, "refresh_line") as refreshed:
+            page.show(lines)
+            assert not refreshed.called
+            lines[3] = Text("changed")
+            page.show(lines)
+            refreshed.assert_called_once_with(3)
+
+
+async def test_nothing_behind_the_open_screen_is_drawn() -> None:
+    async with started("connected") as pilot:
+        app = pilot.app
+        assert isinstance(app, SgdiagApp)
+        await pilot.press("2")
+        await pilot.pause()
+        feed = app.feed
+        assert isinstance(feed, SteppedFeed)
+        shown = list(app.query_one("#overview", Page).lines)
+        feed.second += 7
+        app.poll()
+        assert app.query_one("#overview", Page).lines == shown
+        await pilot.press("1")
+        await pilot.pause()
+        assert app.query_one("#overview", Page).lines != shown
+
+
+async def test_a_recording_shows_its_date() -> None:
+    feed = SteppedFeed("connected")
+    app = SgdiagApp(feed, clock=lambda: samples.AT + 86_400)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert "recorded 2025-10-09 08:53:20" in screen_text(pilot)[0]

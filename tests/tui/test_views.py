@@ -1,0 +1,120 @@
+"""The screens as pure functions, at any size and with anything unknown."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from sgdiag.cli.screen import render_once
+from sgdiag.model import Known, Process, Snapshot
+from sgdiag.tui.app import PAGES
+from sgdiag.tui.paint import Look, fit, wrap
+from sgdiag.tui.scene import Scene
+from sgdiag.tui.views.banner import banner
+from sgdiag.tui.views.processes import branches
+from tests import samples
+
+EVERY = [
+    Snapshot(),
+    samples.connected(),
+    samples.plain_cpu(),
+    samples.stale(),
+    samples.disconnected(),
+    samples.many_ranks(64),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("sources", [False, True])
+def test_no_line_is_wider_than_the_room(page: str, sources: bool) -> None:
+    for snapshot in (*EVERY, samples.hostile()):
+        for width in (40, 60, 77, 117, 197):
+            scene = Scene(Look(snapshot, sources=sources), width, 24, findings=samples.findings())
+            for line in PAGES[page](scene):
+                assert line.cell_len <= width, line.plain
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_any_width_draws(page: str) -> None:
+    for snapshot in EVERY:
+        for width in range(1, 40):
+            PAGES[page](Scene(Look(snapshot), width, 5))
+
+
+@given(st.text(max_size=60), st.integers(1, 30), st.integers(0, 4))
+def test_wrap_loses_nothing_but_blanks(text: str, width: int, indent: int) -> None:
+    source = Look(Snapshot()).ink(text)
+    lines = wrap(source, width + indent, indent)
+    assert "".join("".join(line.plain.split()) for line in lines) == "".join(source.plain.split())
+
+
+@given(st.text(alphabet="ab漢é", max_size=30), st.integers(0, 40), st.booleans())
+def test_fit_is_exact(text: str, width: int, right: bool) -> None:
+    assert fit(Text(text), width, right=right).cell_len == width
+
+
+def test_banner_is_silent_on_a_healthy_server() -> None:
+    assert banner(Scene(Look(samples.connected()), 80, 24)) is None
+    assert banner(Scene(Look(samples.plain_cpu()), 80, 24)) is None
+
+
+def test_banner_before_the_first_answer() -> None:
+    message = banner(Scene(Look(Snapshot(target="pid 7")), 80, 24))
+    assert message is not None
+    assert message[0] == "◐ connecting to pid 7 …"
+
+
+def test_banner_of_a_scheduler_that_repeats_itself() -> None:
+    snapshot = samples.connected()
+    later = msgspec.structs.replace(snapshot, at=snapshot.at + 60)
+    message = banner(Scene(Look(later), 80, 24))
+    assert message is not None
+    assert message[0].startswith("▲ scheduler is silent for 1m")
+
+
+def test_banner_of_a_silent_source() -> None:
+    snapshot = samples.stale()
+    up = msgspec.structs.replace(snapshot, server=samples.connected().server)
+    message = banner(Scene(Look(up), 80, 24))
+    assert message is not None
+    assert message[0] == "▲ http, metrics silent for 49s, values marked ~: no answer within 2 s"
+
+
+def test_banner_of_a_recording_without_sources() -> None:
+    snapshot = msgspec.structs.replace(samples.connected(), sources=())
+    assert banner(Scene(Look(snapshot), 80, 24)) is None
+
+
+def test_process_tree_shows_each_process_once_even_in_a_ring() -> None:
+    ring = (Process(pid=1, parent_pid=Known(2, "x")), Process(pid=2, parent_pid=Known(1, "x")), Process(pid=3))
+    assert sorted(entry.pid for _, _, entry in branches(ring)) == [1, 2, 3]
+
+
+def test_one_screen_is_plain_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(render_once(samples.connected(), samples.findings(), 100))
+    text = out.getvalue()
+    assert "\x1b" not in text
+    assert "─" not in text
+    assert "24 of 48" in text
+    assert "✗ FAIL" in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_one_screen_has_colour_on_a_terminal() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100, force_terminal=True).print(render_once(samples.connected(), None, 100))
+    assert "\x1b[" in out.getvalue()
+
+
+def test_one_screen_does_without_textual() -> None:
+    program = "import sys, sgdiag.cli.screen; sys.exit('textual' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
