@@ -5,10 +5,10 @@
     assert result.wrong_tokens == 0
     down(lab.name)
 
-The server is SGLang as published: its scheduler, radix cache, KV pool, speculative workers, metrics and process tree. Only
-the compiled kernels are replaced by references, through a folder on its PYTHONPATH. What a lab on a CPU cannot show: CUDA
-graphs, NCCL (ranks talk through gloo), and GPU memory. Speed means nothing here, and releases before 0.5.18 run their
-speculative kernels on Triton's interpreter at about 2 tokens/s.
+The server is SGLang as published: its scheduler, radix cache, KV pool, speculative workers, metrics and process tree.
+Only the compiled kernels are replaced by references, through a folder on its PYTHONPATH. What a lab on a CPU cannot
+show: CUDA graphs, NCCL (ranks talk through gloo), and GPU memory. Speed means nothing here, and releases before
+0.5.18 run their speculative kernels on Triton's interpreter at about 2 tokens/s.
 
 Environments, models, logs and state lie in `SGDIAG_LAB_HOME`, by default `sgdiag/lab` in the user's cache folder. All
 functions raise LabError, one line that says what to do. Servers listen on 127.0.0.1 only.
@@ -17,8 +17,8 @@ functions raise LabError, one line that says what to do. Servers listen on 127.0
 from __future__ import annotations
 
 from sgdiag.lab.errors import LabError
-from sgdiag.lab.load import LoadResult, OutputCheck, check_output
-from sgdiag.lab.load import run as load
+from sgdiag.lab.loading import LoadResult, OutputCheck, check_output
+from sgdiag.lab.loading import run as load
 from sgdiag.lab.releases import NEWEST, RELEASES
 from sgdiag.lab.server import describe, down, find, labs, up
 from sgdiag.lab.state import Lab

@@ -24,11 +24,14 @@ from sgdiag.sources.nvml import NvmlSource
 from sgdiag.sources.processes import ProcessSource
 from sgdiag.sources.proctree import ServerProcesses, find_servers
 from sgdiag.sources.prometheus import MetricsSource
-from sgdiag.sources.serverlog import ServerLogSource
+from sgdiag.sources.serverlog import ServerLogSource, require_sglang_log
 from sgdiag.sources.serverlog_find import find_log
 from sgdiag.sources.transport import Credentials, Transport
 
 Choose = Callable[[list[str]], int]
+
+PATIENCE_S = 6.0
+"""How long at most a first word is waited for where nothing has answered yet."""
 
 BESIDE_SHARED_MEMORY_S = 3.0
 """How often HTTP is asked where the loads come from shared memory: each question is a line in the server's log."""
@@ -62,6 +65,7 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
         return ReplayFeed(named.path)
     feed: Poller | LiveFeed
     if isinstance(named, FileTarget):
+        require_sglang_log(named.path)
         feed = Poller(named.path.name, [ServerLogSource(named.path)], off={"http": "only a log was given"})
         feed.start()
     else:
@@ -73,10 +77,17 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
     return feed
 
 
+def _says_something(feed: Poller | LiveFeed) -> bool:
+    return any(status.state == "ok" for status in feed.latest().sources if status.name != "nvml")
+
+
 def _require_something(feed: Poller | LiveFeed) -> None:
-    statuses = feed.latest().sources
-    if any(status.state == "ok" for status in statuses if status.name != "nvml"):
+    if not _says_something(feed):
+        # Whoever is silent until now may still be slow: its reason is worth the wait.
+        feed.wait_first(PATIENCE_S)
+    if _says_something(feed):
         return
+    statuses = feed.latest().sources
     reasons = [status.reason for status in statuses if status.state in ("failed", "stale")]
     feed.close()
     raise SgdiagError(

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from sgdiag.model import Fact, Known, Log, LogLine, Server, Snapshot, SourceError, unknown
-from sgdiag.releases.logs import Fold, LogParser, NotableLine, error_lines, redact_text, snapshot_of
+from sgdiag.releases.logs import Fold, LogParser, NotableLine, error_lines, looks_like_sglang, redact_text, snapshot_of
 from sgdiag.releases.logs.events import Event
 from sgdiag.sources.serverlog_clock import LogClock
 
@@ -25,6 +25,7 @@ READ_S = 0.4
 """How long one ``read`` works on a log that it has not caught up with; the next one goes on."""
 
 _UNRECOGNISED_BYTES = 256 * 1024
+_SAMPLE_BYTES = 512 * 1024
 _SHOWN_CHARS = 1000
 _MARK_BYTES = 64
 
@@ -155,10 +156,7 @@ class ServerLogSource:
         parser = current.parser
         self._recognised = self._recognised or bool(self._main.parser.recognised or parser.recognised)
         if not self._recognised and self._main.offset > _UNRECOGNISED_BYTES:
-            raise SourceError(
-                f"{self._path} does not look like a log of SGLang",
-                "name the file that the server's output goes to",
-            )
+            raise _not_a_log(self._path)
         self._clock.learn(parser.newest_time_s, modified_at, size)
         facts = snapshot_of(current.fold, self._clock.unix)
         return msgspec.structs.replace(
@@ -182,6 +180,27 @@ class ServerLogSource:
         if self._preview is not None:
             return unknown(f"still reading: {self._main.offset / max(size, 1):.0%} of {size / 1e9:.1f} GB")
         return Known(self._main.parser.lines, "log", at=time.time())
+
+
+def require_sglang_log(path: Path) -> None:
+    """Raises SourceError where neither the head nor the tail of the file looks like SGLang's; for a file that a user
+    names, while a server's own log may still be empty."""
+    try:
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            sample = stream.read(_SAMPLE_BYTES)
+            stream.seek(max(0, size - _SAMPLE_BYTES))
+            sample += stream.read(_SAMPLE_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not sample.strip():
+        raise SourceError(f"{path} is empty", "name the file that the server's output goes to")
+    if not looks_like_sglang(sample):
+        raise _not_a_log(path)
+
+
+def _not_a_log(path: Path) -> SourceError:
+    return SourceError(f"{path} is not an SGLang log", "name the file that the server's output goes to")
 
 
 def _tail(parser: LogParser, *, numbered: bool) -> tuple[LogLine, ...]:

@@ -130,11 +130,32 @@ def test_parse_stat_with_a_nasty_command_name() -> None:
 def test_shared_memory_in_maps() -> None:
     maps = (
         "7f00-7f01 rw-s 00000000 00:19 5   /dev/shm/psm_1\n"
-        "7f01-7f02 rw-s 00000000 00:19 6   /dev/shm/psm_2 (deleted)\n"
+        "7f01-7f02 rw-s 00000000 00:19 6   /dev/shm/sem.Ofb9Wp (deleted)\n"
         "7f02-7f03 r--p 00000000 08:01 7   /lib/libc.so\n"
         "7f03-7f04 rw-p 00000000 00:00 0 \n"
     )
-    assert processes.shared_memory_paths(maps) == {"/dev/shm/psm_1"}
+    assert processes.shared_memory_inodes(maps) == {5, 6}
+
+
+def test_shared_memory_that_a_process_holds_and_leaves_is_removed(tmp_path: Path) -> None:
+    code = (
+        "import multiprocessing.synchronize, sys, time\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "print(lock._semlock.name, flush=True)\n"
+        "time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert holder.stdout is not None
+    file = Path("/dev/shm") / f"sem.{holder.stdout.readline().decode().strip().lstrip('/')}"
+    lab = make("holder", holder.pid, processes.start_ticks(holder.pid) or 0, tmp_dir=str(tmp_path / "tmp"))
+    state.write(lab)
+    assert processes.shared_memory_of([holder.pid]) == {str(file)}
+    # Killed first, so that neither it nor its resource tracker can tidy up.
+    for member in processes.members(lab):
+        os.kill(member.pid, 19)
+    server.down("holder", term_limit_s=0.2)
+    assert not file.exists()
+    holder.stdout.close()
 
 
 TREE = """
@@ -196,6 +217,17 @@ def test_a_reused_pid_is_left_alone() -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_pool_ends_what_a_killed_session_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(server, "down", ended.append)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name in (f"p-{gone.pid}-1", f"p-{os.getpid()}-1", "p", "mine"):
+        state.write(make(name))
+    with pool.LabPool(prefix="p"):
+        assert ended == [f"p-{gone.pid}-1"]
 
 
 def test_pool_reuses_makes_room_and_replaces_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,7 @@ def test_an_empty_file_knows_nothing_and_a_foreign_one_is_refused(tmp_path: Path
     assert snapshot.ranks == ()
     assert isinstance(snapshot.server.args, Unknown)
     path.write_bytes(os.urandom(300_000))
-    with pytest.raises(SourceError, match="does not look like a log of SGLang"):
+    with pytest.raises(SourceError, match="is not an SGLang log"):
         source.read()
 
 

@@ -1,0 +1,161 @@
+"""What sgdiag shows of a real server under load equals what that server reports of itself at the same moment."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from sgdiag import lab
+from sgdiag.lab.pool import LabPool
+from sgdiag.lab.state import Lab
+from sgdiag.model import Known, Rank, Snapshot
+from sgdiag.releases.versions import at_least
+from sgdiag.session.attach import Access, open_feed
+from sgdiag.session.feed import Feed
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+POOL_TOKENS = 20000
+OLDER = [version for version in lab.RELEASES if version != lab.NEWEST]
+
+
+@contextmanager
+def loaded(target: Lab, **how: Any) -> Iterator[list[lab.LoadResult]]:
+    """The server under load for as long as the block runs; the result is there when it has ended."""
+    results: list[lab.LoadResult] = []
+    thread = threading.Thread(target=lambda: results.append(lab.load(target, **how)), daemon=True)
+    thread.start()
+    try:
+        yield results
+    finally:
+        thread.join(300)
+
+
+class Reported:
+    """The server's own word, asked of it directly."""
+
+    def __init__(self, target: Lab) -> None:
+        self._pool = urllib3.PoolManager(retries=False, timeout=20)
+        self._target = target
+
+    def json(self, path: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._pool.request("GET", self._target.url + path).data)
+        return answer
+
+    def gauges(self) -> dict[str, float]:
+        text = self._pool.request("GET", f"{self._target.url}/metrics").data.decode()
+        found = re.findall(r"^sglang:(\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in found}
+
+
+def until(test: Callable[[], bool], limit_s: float, what: str) -> None:
+    deadline = time.monotonic() + limit_s
+    while not test():
+        assert time.monotonic() < deadline, f"{what} did not happen within {limit_s} s"
+        time.sleep(0.1)
+
+
+def only_rank(snapshot: Snapshot) -> Rank:
+    assert len(snapshot.ranks) == 1, snapshot.ranks
+    return snapshot.ranks[0]
+
+
+def constants_agree(snapshot: Snapshot, target: Lab, reported: Reported) -> None:
+    server, rank = snapshot.server, only_rank(snapshot)
+    assert server.release.value == target.release
+    assert server.health.value == "up"
+    assert server.model_path.value == reported.json("/model_info")["model_path"]
+    assert rank.kv.capacity_tokens.value == POOL_TOKENS
+    assert f"max_total_num_tokens={POOL_TOKENS}" in Path(target.log).read_text(errors="replace")
+    assert snapshot.disagreements == ()
+    assert {process.role for process in snapshot.processes} >= {"launcher", "scheduler", "detokenizer"}
+    assert any(process.ports.or_else(()) and target.port in process.ports.value for process in snapshot.processes)
+    speculation = snapshot.speculation
+    if not target.speculative:
+        assert speculation.algorithm.value == "none"
+        return
+    assert speculation.algorithm.value == "EAGLE3"
+    assert speculation.steps.value == 3
+    assert speculation.topk.value == target.topk
+    assert speculation.draft_tokens.value == (4 if target.topk == 1 else 16)
+
+
+def moving_values_agree(feed: Feed, target: Lab, reported: Reported, seconds: float) -> None:
+    """Each value that is shown during the load is one that the server reported shortly before or after."""
+    shown: dict[str, set[float]] = {"num_running_reqs": set(), "spec_accept_length": set()}
+    told: dict[str, set[float]] = {"num_running_reqs": set(), "spec_accept_length": set()}
+    loads_told: set[float] = set()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        gauges = reported.gauges()
+        for name, values in told.items():
+            values.add(gauges.get(name, 0.0))
+        if at_least(target.release, "0.5.13"):
+            loads_told.add(float(reported.json("/v1/loads")["loads"][0]["num_running_reqs"]))
+        rank = only_rank(feed.latest())
+        if isinstance(rank.running_requests, Known):
+            shown["num_running_reqs"].add(float(rank.running_requests.value))
+        if isinstance(rank.accept_length_tokens, Known):
+            shown["spec_accept_length"].add(rank.accept_length_tokens.value)
+        time.sleep(0.2)
+    running = shown["num_running_reqs"]
+    assert running, "no running requests were shown"
+    assert running <= told["num_running_reqs"] | loads_told | {0.0, max(running)}
+    assert max(running) in told["num_running_reqs"] | loads_told
+    if target.speculative:
+        accepts = shown["spec_accept_length"]
+        assert accepts, "no accept length was shown"
+        assert any(abs(one - other) < 0.005 for one in accepts for other in told["spec_accept_length"])
+
+
+def check_live(target: Lab, *, seconds: float, **load: Any) -> None:
+    reported = Reported(target)
+    feed = open_feed(str(target.pid), Access(), wait_s=5.0)
+    try:
+        with loaded(target, **load) as results:
+            moving_values_agree(feed, target, reported, seconds)
+            snapshot = feed.latest()
+        constants_agree(snapshot, target, reported)
+        failed = {status.name: status.reason for status in snapshot.sources if status.state == "failed"}
+        assert set(failed) <= ({"shm"} if not at_least(target.release, "0.5.13") else set()), failed
+        assert results[0].wrong_tokens == 0
+    finally:
+        feed.close()
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "eagle3"])
+def test_the_newest_release(lab_server: LabPool, speculative: bool) -> None:
+    target = lab_server(speculative=speculative)
+    check_live(target, seconds=12.0, concurrency=4, max_new_tokens=256, requests=40)
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "eagle3"])
+@pytest.mark.parametrize("release", OLDER)
+def test_an_older_release(lab_server: LabPool, release: str, speculative: bool) -> None:
+    target = lab_server(release, speculative=speculative)
+    # Triton's interpreter makes about two tokens a second.
+    tokens = 32 if target.interpreted else 64
+    check_live(target, seconds=10.0, concurrency=2, max_new_tokens=tokens, requests=2 if target.interpreted else 24)
+
+
+def test_two_ranks_are_shown_as_two(lab_server: LabPool) -> None:
+    target = lab_server(tp=2)
+    feed = open_feed(target.url, Access(), wait_s=5.0)
+    try:
+        snapshot = feed.latest()
+    finally:
+        feed.close()
+    assert [rank.id.tp for rank in snapshot.ranks] == [0, 1]
+    assert snapshot.server.tp_size.value == 2
+    pids = [rank.pid.value for rank in snapshot.ranks]
+    assert len(set(pids)) == 2
+    assert set(pids) <= {process.pid for process in snapshot.processes}

@@ -1,0 +1,172 @@
+"""The program as a user runs it: one clear line for bad input, the promised exit status, never a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sgdiag import __version__
+from sgdiag.model import Known, Server, Snapshot
+from sgdiag.session.recording import Recorder
+from tests.unit.misbehaving import is_silent, raw_server, says
+
+LIMIT_S = 20.0
+
+HTML = b"HTTP/1.1 200 OK\r\nServer: nginx/1.27\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>"
+
+
+def sgdiag(
+    *words: str, stdin: str | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sgdiag", *words],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """It said what is wrong in one line and at most one more of what to do, and left with status 2."""
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert 1 <= len(lines) <= 2, result.stderr
+    assert lines[0].startswith("sgdiag: ")
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_version_and_help() -> None:
+    assert sgdiag("--version").stdout == f"sgdiag {__version__}\n"
+    text = sgdiag("--help").stdout
+    for command in ("attach", "status", "check", "doctor", "record", "replay", "demo", "playbook", "lab"):
+        assert f"  {command} " in text
+        assert sgdiag(command, "--help").returncode == 0
+
+
+def test_textual_is_not_loaded_for_text(tmp_path: Path) -> None:
+    path = recording(tmp_path)
+    probe = "import sys, runpy; sys.argv = ['sgdiag', 'status', sys.argv[1]]\n" + (
+        "try: runpy.run_module('sgdiag', run_name='__main__')\n"
+        "except SystemExit: print('textual' in sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", probe, str(path)], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "False"
+
+
+def recording(folder: Path, health: str = "up") -> Path:
+    path = folder / "session.sgdiag"
+    with Recorder(path, title="pid 7") as recorder:
+        recorder.write(Snapshot(at=1.0, server=Server(health=Known(health, "http"), release=Known("0.5.23", "x"))))  # type: ignore[arg-type]
+    return path
+
+
+def test_a_recording_is_a_target(tmp_path: Path) -> None:
+    path = str(recording(tmp_path))
+    shown = json.loads(sgdiag("status", "--json", path).stdout)
+    assert shown["server"]["release"]["value"] == "0.5.23"
+    text = sgdiag("status", path)
+    assert text.returncode == 0
+    assert "0.5.23" in text.stdout
+    assert "\x1b" not in text.stdout
+
+
+def test_check_says_what_it_found_by_its_exit_status(tmp_path: Path) -> None:
+    healthy = str(recording(tmp_path))
+    assert sgdiag("check", healthy).returncode == 0
+    assert sgdiag("check", "--strict", healthy).returncode == 1
+    sick = sgdiag("check", "--json", str(recording(tmp_path, "down")))
+    assert sick.returncode == 1
+    first = json.loads(sick.stdout)["findings"][0]
+    assert (first["id"], first["verdict"]) == ("server-not-serving", "FAIL")
+
+
+def test_unknown_words() -> None:
+    refused(sgdiag("status", "statsu"), "no command, no pid, no address and no file")
+    refused(sgdiag("check", "--nope"), "No such option")
+    refused(sgdiag("playbook", "nope"), "sgdiag playbook lists them")
+    refused(sgdiag("record", "-o", "x", "--for", "soon"), "not a duration")
+
+
+def test_pids_that_are_no_server() -> None:
+    refused(sgdiag("status", str(os.getpid())), "not part of an SGLang server")
+    refused(sgdiag("status", "4194304"), "not part of an SGLang server")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "empty"),
+        (os.urandom(100_000), "not an SGLang log"),
+        (b"x" * 10_000_000, "not an SGLang log"),
+        (gzip.compress(b"{}\n"), "not an SGLang log"),
+        (b"INFO vLLM API server version 0.11.0\nINFO Started server process [1]\n" * 50, "not an SGLang log"),
+    ],
+    ids=["empty", "binary", "one line", "gzip", "vllm"],
+)
+def test_files_that_are_no_log(tmp_path: Path, content: bytes, word: str) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(content)
+    refused(sgdiag("status", str(path)), word)
+
+
+@pytest.mark.parametrize(
+    ("behave", "word"),
+    [
+        (is_silent, "has not answered"),
+        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "does not speak HTTP"),
+        (says(HTML), "nginx"),
+        (says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "API key"),
+    ],
+    ids=["silent", "ssh", "nginx", "locked"],
+)
+def test_ports_that_are_no_server(behave: Callable[..., None], word: str) -> None:
+    with raw_server(behave) as url:
+        begun = time.monotonic()
+        refused(sgdiag("status", url), word)
+        assert time.monotonic() - begun < 15.0
+
+
+def test_nothing_listens() -> None:
+    refused(sgdiag("check", "127.0.0.1:9"), "nothing listens")
+
+
+def test_a_key_file_without_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.touch()
+    refused(sgdiag("status", "127.0.0.1:9", "--api-key-file", str(path)), "holds no key")
+
+
+def test_the_screen_needs_a_terminal() -> None:
+    refused(sgdiag("attach", "127.0.0.1:9"), "needs a terminal", "status --json")
+
+
+def test_errors_cannot_send_escape_codes() -> None:
+    result = sgdiag("status", "\x1b[31mred\x1b]0;title\x07")
+    assert "\x1b" not in result.stderr
+    assert "\x07" not in result.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    path = recording(tmp_path)
+    command = f"{sys.executable} -m sgdiag status --json {path} | true"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert result.stderr == ""
+
+
+def test_playbooks_are_printed_as_they_are() -> None:
+    assert sgdiag("playbook", "kv-pool-exhausted").stdout.startswith("# The KV pool is full")
+    assert "kv-pool-exhausted" in sgdiag("playbook").stdout
