@@ -20,7 +20,6 @@ from sgdiag.lab.state import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
-OLDER = [version for version in lab.RELEASES if version != lab.NEWEST]
 DRAFT_STEPS = 3
 
 
@@ -158,16 +157,3 @@ def test_ctrl_c_stops_a_load_and_prints_what_was_done(lab_server: LabPool) -> No
     assert load.returncode == 130
     assert "requests" in out
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("release", OLDER)
-def test_older_release_plain(lab_server: LabPool, release: str) -> None:
-    assert lab.check_output(lab_server(release), max_new_tokens=32).wrong_tokens == 0
-
-
-@pytest.mark.parametrize("release", OLDER)
-def test_older_release_speculating(lab_server: LabPool, release: str) -> None:
-    check = lab.check_output(lab_server(release, speculative=True), max_new_tokens=16)
-    assert check.wrong_tokens == 0
-    assert check.accept_length is not None
-    assert check.accept_length > 1.0
