@@ -6,6 +6,7 @@ from sgdiag.model.finding import SEVERITY, Advice, Evidence, Finding, Verdict
 from sgdiag.model.ranks import RankId, reporting_rank
 from sgdiag.model.snapshot import (
     SCHEMA_VERSION,
+    Batch,
     Collectives,
     Communicator,
     Disagreement,
@@ -28,6 +29,7 @@ from sgdiag.model.snapshot import (
     SourceState,
     SourceStatus,
     Speculation,
+    Thread,
 )
 from sgdiag.model.wire import decode_snapshot, encode
 
@@ -36,6 +38,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SEVERITY",
     "Advice",
+    "Batch",
     "Collectives",
     "Communicator",
     "Disagreement",
@@ -68,6 +71,7 @@ __all__ = [
     "SourceState",
     "SourceStatus",
     "Speculation",
+    "Thread",
     "Unknown",
     "Verdict",
     "combine",

@@ -63,6 +63,11 @@ class KvPool(_Part, frozen=True, kw_only=True):
     usage_ratio: Fact[float] = NOT_ASKED
     swa_capacity_tokens: Fact[int] = NOT_ASKED
     swa_usage_ratio: Fact[float] = NOT_ASKED
+    pool_type: Fact[str] = NOT_ASKED
+    layers: Fact[int] = NOT_ASKED
+    buffer_shape: Fact[tuple[int, ...]] = NOT_ASKED
+    cache_type: Fact[str] = NOT_ASKED
+    protected_tokens: Fact[int] = NOT_ASKED
     mamba_usage_ratio: Fact[float] = NOT_ASKED
     page_size_tokens: Fact[int] = NOT_ASKED
     dtype: Fact[str] = NOT_ASKED
@@ -83,6 +88,30 @@ class RankMemory(_Part, frozen=True, kw_only=True):
     free_at_ready_bytes: Fact[int] = NOT_ASKED
 
 
+class Batch(_Part, frozen=True, kw_only=True):
+    """One of a scheduler's batches: ``running``, ``current`` or ``last``.
+
+    Shapes are in elements. ``spec_info`` is None-typed between two requests; ``spec_info_shapes`` holds its tensors by
+    attribute name. All facts of one batch come from one consistent read or are unknown.
+    """
+
+    name: Literal["running", "current", "last"]
+    mode: Fact[str] = NOT_ASKED
+    requests: Fact[int] = NOT_ASKED
+    seq_lens_shape: Fact[tuple[int, ...]] = NOT_ASKED
+    out_cache_loc_shape: Fact[tuple[int, ...]] = NOT_ASKED
+    spec_info_type: Fact[str] = NOT_ASKED
+    spec_info_shapes: Fact[dict[str, tuple[int, ...]]] = NOT_ASKED
+
+
+class Thread(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread of a scheduler; ``frames`` runs from the innermost outwards, as ``function (file:line)``."""
+
+    native_id: int
+    name: str = ""
+    frames: tuple[str, ...] = ()
+
+
 class Rank(_Part, frozen=True, kw_only=True):
     """One scheduler process: its load, its pool, how it decodes."""
 
@@ -100,6 +129,12 @@ class Rank(_Part, frozen=True, kw_only=True):
     accept_ratio: Fact[float] = NOT_ASKED
     decode_uses_graph: Fact[bool] = NOT_ASKED
     graph_passes_total: Fact[dict[str, int]] = NOT_ASKED
+    forward_steps_total: Fact[int] = NOT_ASKED
+    free_request_slots: Fact[int] = NOT_ASKED
+    request_slots: Fact[int] = NOT_ASKED
+    attention_backend: Fact[str] = NOT_ASKED
+    threads: Fact[tuple[Thread, ...]] = NOT_ASKED
+    batches: tuple[Batch, ...] = ()
     kv: KvPool = KvPool()
     memory: RankMemory = RankMemory()
 
@@ -137,6 +172,8 @@ class Speculation(_Part, frozen=True, kw_only=True):
     draft_tokens: Fact[int] = NOT_ASKED
     adaptive: Fact[bool] = NOT_ASKED
     worker: Fact[str] = NOT_ASKED
+    adaptive_state: Fact[str] = NOT_ASKED
+    draft_attention_backend: Fact[str] = NOT_ASKED
     accept_length_since_start_tokens: Fact[float] = NOT_ASKED
     verify_calls_total: Fact[int] = NOT_ASKED
 
@@ -158,12 +195,17 @@ class GraphSet(_Part, frozen=True, kw_only=True):
 
 
 class Communicator(_Part, frozen=True, kw_only=True):
-    """One process group (``tp``, ``pp``, ``world``, …) and which allreduce it may use. ``custom_allreduce`` is
-    ``on`` or the reason why it is off."""
+    """One process group (``tp``, ``pp``, ``world``, …) and what it may reduce with.
+
+    Each of these is ``on`` or says why it is not: ``absent``, ``disabled`` or a reason.
+    """
 
     group: str
     size_ranks: Fact[int] = NOT_ASKED
     custom_allreduce: Fact[str] = NOT_ASKED
+    pynccl: Fact[str] = NOT_ASKED
+    symmetric_memory: Fact[str] = NOT_ASKED
+    pcie_ipc: Fact[str] = NOT_ASKED
 
 
 class Collectives(_Part, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from sgdiag.model import (
     NOT_ASKED,
+    Batch,
     Communicator,
     Disagreement,
     Gpu,
@@ -30,7 +31,14 @@ from sgdiag.model import (
 
 P = TypeVar("P", bound=msgspec.Struct)
 
-_KEYS: dict[type, str] = {Rank: "id", Process: "pid", Gpu: "index", GraphSet: "name", Communicator: "group"}
+_KEYS: dict[type, str] = {
+    Rank: "id",
+    Batch: "name",
+    Process: "pid",
+    Gpu: "index",
+    GraphSet: "name",
+    Communicator: "group",
+}
 
 _MADE_BY_SESSION = {"schema", "at", "target", "sources", "disagreements"}
 

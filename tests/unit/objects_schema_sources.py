@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 
 _PROPERTIES = {"property", "functools.cached_property", "cached_property"}
@@ -16,7 +16,7 @@ class Source:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    @lru_cache(maxsize=None)  # noqa: B019 - a handful of sources live for the whole test run
+    @cache  # noqa: B019 - a handful of sources live for the whole test run
     def module(self, dotted: str) -> Module | None:
         """``sglang.srt.managers.scheduler``; None where this release has no such module."""
         parts = dotted.split(".")
@@ -50,8 +50,8 @@ class Module:
         return list(_scope(self.tree.body))
 
     @cached_property
-    def classes(self) -> dict[str, ast.ClassDef]:
-        return {node.name: node for node in self.statements if isinstance(node, ast.ClassDef)}
+    def classes(self) -> dict[str, Class]:
+        return {node.name: Class(self, node) for node in self.statements if isinstance(node, ast.ClassDef)}
 
     @cached_property
     def names(self) -> set[str]:
@@ -60,12 +60,13 @@ class Module:
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-        return {n.name: n for n in self.statements if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+        """Functions and methods by their bare names."""
+        return {n.name: n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
         """Local name -> (module, name there)."""
-        found = {}
+        found: dict[str, tuple[str, str]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom):
                 base = node.module or ""
@@ -78,7 +79,7 @@ class Module:
 
     def lookup(self, name: str, depth: int = 5) -> Class | None:
         if name in self.classes:
-            return Class(self, self.classes[name])
+            return self.classes[name]
         if name in self.imports and depth:
             module = self.source.module(self.imports[name][0])
             return module.lookup(self.imports[name][1], depth - 1) if module else None
@@ -96,7 +97,8 @@ class Class:
     @cached_property
     def lineage(self) -> list[Class]:
         """The class and its bases as far as they are SGLang's own."""
-        found, todo = [], [self]
+        found: list[Class] = []
+        todo = [self]
         while todo:
             here = todo.pop(0)
             if here.dotted in {c.dotted for c in found}:
@@ -110,14 +112,27 @@ class Class:
 
     @cached_property
     def attributes(self) -> dict[str, str]:
-        """Name -> how an instance comes to have it, bases included: ``stored``, ``declared``, ``getter a.b`` (a
-        property that only returns that attribute), ``computed`` (any other property) or ``method``."""
+        """Name -> how an instance comes to have it, bases included.
+
+        ``stored``; ``declared`` with a value or as a field; ``annotated`` only; ``getter a.b``, a property that only
+        returns that attribute; ``computed``, any other property; ``method``. What a base stores in its ``__init__``
+        does not count where a subclass has one of its own that does not call it.
+        """
         found: dict[str, str] = {}
+        initialised = True
         for cls in self.lineage:
             for name, how in _own_attributes(cls.node):
+                if how == "initialised":
+                    if not initialised:
+                        continue
+                    how = "stored"
                 if name not in found or (how == "stored" and found[name] != "stored"):
                     found[name] = how
+            initialised = initialised and not _cuts_off(cls.node)
         return found
+
+    def is_kind_of(self, other: Class) -> bool:
+        return other.dotted in {cls.dotted for cls in self.lineage}
 
 
 def _scope(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -141,9 +156,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     else:
         return []
     return [
-        leaf
-        for target in targets
-        for leaf in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
+        leaf for target in targets for leaf in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
     ]
 
 
@@ -151,14 +164,28 @@ def _names(node: ast.AST) -> list[str]:
     return [target.id for target in _targets(node) if isinstance(target, ast.Name)]
 
 
+def _cuts_off(node: ast.ClassDef) -> bool:
+    """Whether the class has an ``__init__`` that calls no other one."""
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            calls = [inner.func for inner in ast.walk(statement) if isinstance(inner, ast.Call)]
+            return not any(isinstance(call, ast.Attribute) and call.attr == "__init__" for call in calls)
+    return False
+
+
 def _own_attributes(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    record = any("dataclass" in ast.unparse(d) for d in node.decorator_list) or any(
+        ast.unparse(base).endswith(("Struct", "NamedTuple")) for base in node.bases
+    )
     for statement in _scope(node.body):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _of_function(statement)
         elif isinstance(statement, ast.Assign) and _names(statement) == ["__slots__"]:
-            yield from ((name, "stored") for name in _strings(statement.value))
+            # A slot may stay empty: it has to be stored to as well.
+            continue
         else:
-            yield from ((name, "declared") for name in _names(statement))
+            valued = record or getattr(statement, "value", None) is not None
+            yield from ((name, "declared" if valued else "annotated") for name in _names(statement))
 
 
 def _of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, str]]:
@@ -168,12 +195,28 @@ def _of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
     elif not any(d.endswith((".setter", ".deleter")) for d in decorators):
         yield node.name, "method"
     arguments = [*node.args.posonlyargs, *node.args.args]
-    if arguments and "staticmethod" not in decorators:
-        me = arguments[0].arg
-        for inner in ast.walk(node):
-            for target in _targets(inner):
-                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == me:
-                    yield target.attr, "stored"
+    if not arguments or "staticmethod" in decorators:
+        return
+    how = "initialised" if node.name == "__init__" else "stored"
+    for inner in ast.walk(node):
+        for target in _targets(inner):
+            if isinstance(target, ast.Attribute) and _is_name(target.value, arguments[0].arg):
+                yield target.attr, how
+        if name := _set_attribute(inner, arguments[0].arg):
+            yield name, how
+
+
+def _set_attribute(node: ast.AST, me: str) -> str:
+    """The name in ``object.__setattr__(self, "name", …)``, else nothing."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__setattr__":
+        match node.args:
+            case [ast.Name(id=first), ast.Constant(value=str(name)), _] if first == me:
+                return name
+    return ""
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _getter(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -186,5 +229,25 @@ def _getter(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return "computed"
 
 
-def _strings(node: ast.expr) -> list[str]:
-    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+def words(module: Module) -> set[str]:
+    """Text constants of a module, and the parts of those that are dotted."""
+    texts = [n.value for n in ast.walk(module.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return {part for text in texts if len(text) < 100 for part in [text, *text.split(".")]}
+
+
+def locals_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Arguments and names that are assigned in the function, inner functions included."""
+    arguments = {argument.arg for argument in [*function.args.posonlyargs, *function.args.args]}
+    return arguments | {name for node in ast.walk(function) for name in _names(node)}
+
+
+def captured(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names that functions defined within it read."""
+    inner = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef | ast.Lambda)]
+    return {
+        name.id
+        for node in inner
+        if node is not function
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
+    }
