@@ -242,7 +242,7 @@ class HttpSource:
     def _health(self, ready: bool | None, entries: list[Load], now: float) -> Known[Health]:
         ages = [now - entry.at for entry in entries if entry.at < now]
         # Before 0.5.18 loads have no time: then only what the scheduler itself has to answer tells.
-        silent_s = max(ages) if ages else self._scheduler.silent_s(now)
+        silent_s = max(ages) if ages else self._scheduler.silent_s()
         if silent_s > SCHEDULER_SILENT_S:
             return Known("unresponsive", "loads", "derived", now)
         if ready is not None:
@@ -294,21 +294,26 @@ class _Patience:
     """When to ask a scheduler again that has not answered: each question to a hanging one stays in its queue."""
 
     def __init__(self) -> None:
-        self._since = self._until = self._pause_s = 0.0
+        self.answered()
 
     def answered(self) -> None:
-        self._since = self._until = self._pause_s = 0.0
+        self._unanswered = 0
+        self._since = self._last = self._until = 0.0
 
     def did_not_answer(self, now: float) -> None:
         self._since = self._since or now
-        self._pause_s = min(max(2 * self._pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._until = now + self._pause_s
+        self._last = now
+        # Two questions in a row that fail are no accident; from then on they come ever more rarely.
+        self._unanswered += 1
+        pause_s = min(_SHORTEST_PAUSE_S * 2 ** max(self._unanswered - 2, 0), _LONGEST_PAUSE_S)
+        self._until = now + pause_s
 
     def must_wait(self, now: float) -> bool:
         return now < self._until
 
-    def silent_s(self, now: float) -> float:
-        return now - self._since if self._since else 0.0
+    def silent_s(self) -> float:
+        """Between the first and the last question that were not answered, whatever time has passed since."""
+        return self._last - self._since
 
 
 def entries_of(loads: Mapping[str, Any], now: float, layout: Layout, speculates: bool | None) -> list[Load]:

@@ -144,7 +144,7 @@ class Reading:
         return Known(value, f"metrics:{name}", at=self.at)
 
     def _rank(self, rank: RankId, recently: Totals | None, earlier: Totals | None) -> Rank:
-        facts: dict[str, dict[str, Fact[Any]]] = {"": {}, "kv": {}, "memory": {}}
+        facts: dict[str, dict[str, Any]] = {"": {}, "kv": {}, "memory": {}}
         gauges = self.gauges.get(rank, {})
         for gauge in names.GAUGES:
             part, _, field = gauge.field.rpartition(".")

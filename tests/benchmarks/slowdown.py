@@ -70,37 +70,54 @@ def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]
     return statistics.median(ratios), medians[int(0.025 * RESAMPLINGS)], medians[int(0.975 * RESAMPLINGS)]
 
 
+def watch_in_slots(pid: int, seconds: float) -> list[float]:
+    """Runs sgdiag on ``pid`` in every other slot; returns the times of the switches, the first to a slot without."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "sgdiag", "status", "--watch", "--json", str(pid)], stdout=subprocess.DEVNULL
+    )
+    switches: list[float] = []
+    try:
+        time.sleep(5.0)
+        begun = time.monotonic()
+        while time.monotonic() - begun < seconds:
+            # Only sgdiag is stopped and continued, never the server.
+            watcher.send_signal(signal.SIGSTOP if len(switches) % 2 == 0 else signal.SIGCONT)
+            switches.append(time.monotonic())
+            time.sleep(SLOT_S)
+        switches.append(time.monotonic())
+    finally:
+        watcher.kill()
+        watcher.wait()
+    return switches
+
+
+def measure(url: str, pid: int, streams: int, seconds: float) -> None:
+    stop = threading.Event()
+    arrivals: list[list[float]] = [[] for _ in range(streams)]
+    for one in arrivals:
+        threading.Thread(target=stream, args=(url, 4000, one, stop), daemon=True).start()
+    try:
+        switches = watch_in_slots(pid, seconds)
+    finally:
+        stop.set()
+    report([steps_by_slot(list(one), switches) for one in arrivals])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--url", help="a running server on this host; with --pid. Else a lab is started")
+    parser.add_argument("--pid", type=int)
     given = parser.parse_args()
+    if given.url:
+        measure(given.url, given.pid, given.streams, given.seconds)
+        return
     target = lab.up(name="bench-slowdown")
-    stop = threading.Event()
-    arrivals: list[list[float]] = [[] for _ in range(given.streams)]
-    threads = [threading.Thread(target=stream, args=(target.url, 4000, one, stop), daemon=True) for one in arrivals]
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "sgdiag", "status", "--watch", "--json", str(target.pid)], stdout=subprocess.DEVNULL
-    )
-    switches: list[float] = []
     try:
-        for thread in threads:
-            thread.start()
-        time.sleep(5.0)
-        begun = time.monotonic()
-        on = False
-        while time.monotonic() - begun < given.seconds:
-            watcher.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
-            switches.append(time.monotonic())
-            time.sleep(SLOT_S)
-            on = not on
-        switches.append(time.monotonic())
+        measure(target.url, target.pid, given.streams, given.seconds)
     finally:
-        stop.set()
-        watcher.kill()
-        watcher.wait()
         lab.down(target.name)
-    report([steps_by_slot(sorted(one), switches) for one in arrivals])
 
 
 def report(streams: Sequence[Sequence[Sequence[float]]]) -> None:

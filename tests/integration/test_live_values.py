@@ -6,8 +6,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +26,24 @@ POOL_TOKENS = 20000
 OLDER = [version for version in lab.RELEASES if version != lab.NEWEST]
 
 
-@contextmanager
-def loaded(target: Lab, concurrency: int, max_new_tokens: int) -> Iterator[list[lab.LoadResult]]:
-    """The server under load for as long as the block runs; the result is there when the last request has ended."""
-    results: list[lab.LoadResult] = []
-    stop = threading.Event()
+class Load:
+    """A load in the background; ``result`` is there when its last request has ended."""
 
-    def run() -> None:
-        results.append(lab.load(target, concurrency, max_new_tokens, seconds=300.0, stop=stop))
+    def __init__(self, target: Lab, concurrency: int, max_new_tokens: int, requests: int) -> None:
+        self._results: list[lab.LoadResult] = []
+        how = (target, concurrency, max_new_tokens)
+        self._thread = threading.Thread(
+            target=lambda: self._results.append(lab.load(*how, requests=requests)), daemon=True
+        )
+        self._thread.start()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield results
-    finally:
-        stop.set()
-        thread.join(300)
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> lab.LoadResult:
+        self._thread.join(300)
+        return self._results[0]
 
 
 class Reported:
@@ -63,13 +63,6 @@ class Reported:
         return {name: float(value) for name, value in found}
 
 
-def until(test: Callable[[], bool], limit_s: float, what: str) -> None:
-    deadline = time.monotonic() + limit_s
-    while not test():
-        assert time.monotonic() < deadline, f"{what} did not happen within {limit_s} s"
-        time.sleep(0.1)
-
-
 def only_rank(snapshot: Snapshot) -> Rank:
     assert len(snapshot.ranks) == 1, snapshot.ranks
     return snapshot.ranks[0]
@@ -78,7 +71,9 @@ def only_rank(snapshot: Snapshot) -> Rank:
 def constants_agree(snapshot: Snapshot, target: Lab, reported: Reported) -> None:
     server, rank = snapshot.server, only_rank(snapshot)
     assert server.release.value == target.release
-    assert server.health.value == "up"
+    # A step on Triton's interpreter can take longer than a scheduler may keep a question waiting.
+    slow = target.interpreted and target.speculative
+    assert server.health.value in ({"up", "unresponsive"} if slow else {"up"})
     assert server.model_path.value == reported.json("/model_info")["model_path"]
     assert rank.kv.capacity_tokens.value == POOL_TOKENS
     assert f"max_total_num_tokens={POOL_TOKENS}" in Path(target.log).read_text(errors="replace")
@@ -95,12 +90,11 @@ def constants_agree(snapshot: Snapshot, target: Lab, reported: Reported) -> None
     assert speculation.draft_tokens.value == (4 if target.topk == 1 else 16)
 
 
-def moving_values_agree(feed: Feed, target: Lab, reported: Reported, seconds: float) -> None:
+def moving_values_agree(feed: Feed, target: Lab, reported: Reported, load: Load) -> None:
     """Every value that is shown during the load is one that the server itself reported at some time of it."""
     shown: dict[str, set[float]] = {"running": set(), "accept": set()}
     told: dict[str, set[float]] = {"running": {0.0}, "accept": set()}
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while load.running:
         gauges = reported.gauges()
         told["running"].add(gauges.get("num_running_reqs", 0.0))
         told["accept"].add(gauges.get("spec_accept_length", 0.0))
@@ -118,17 +112,18 @@ def moving_values_agree(feed: Feed, target: Lab, reported: Reported, seconds: fl
         assert all(any(abs(one - other) < 0.005 for other in told["accept"]) for one in shown["accept"])
 
 
-def check_live(target: Lab, *, seconds: float, concurrency: int, max_new_tokens: int) -> None:
+def check_live(target: Lab, *, concurrency: int, max_new_tokens: int, requests: int) -> None:
     reported = Reported(target)
     feed = open_feed(str(target.pid), Access(), wait_s=5.0)
     try:
-        with loaded(target, concurrency, max_new_tokens) as results:
-            moving_values_agree(feed, target, reported, seconds)
-            constants_agree(feed.latest(), target, reported)
-        failed = {status.name: status.reason for status in feed.latest().sources if status.state == "failed"}
+        load = Load(target, concurrency, max_new_tokens, requests)
+        moving_values_agree(feed, target, reported, load)
+        snapshot = feed.latest()
+        constants_agree(snapshot, target, reported)
+        failed = {status.name: status.reason for status in snapshot.sources if status.state == "failed"}
         assert set(failed) <= (set() if at_least(target.release, "0.5.13") else {"shm"}), failed
-        assert results[0].requests > 0
-        assert results[0].wrong_tokens == 0
+        result = load.result()
+        assert (result.requests, result.wrong_tokens) == (requests, 0)
     finally:
         feed.close()
 
@@ -136,7 +131,7 @@ def check_live(target: Lab, *, seconds: float, concurrency: int, max_new_tokens:
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "eagle3"])
 def test_the_newest_release(lab_server: LabPool, speculative: bool) -> None:
     target = lab_server(speculative=speculative)
-    check_live(target, seconds=12.0, concurrency=4, max_new_tokens=256)
+    check_live(target, concurrency=4, max_new_tokens=256, requests=32)
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "eagle3"])
@@ -145,7 +140,7 @@ def test_an_older_release(lab_server: LabPool, release: str, speculative: bool) 
     target = lab_server(release, speculative=speculative)
     # Triton's interpreter makes about a token a second.
     slow = target.interpreted and speculative
-    check_live(target, seconds=10.0, concurrency=2, max_new_tokens=16 if slow else 64)
+    check_live(target, concurrency=2, max_new_tokens=16 if slow else 64, requests=2 if slow else 16)
 
 
 def test_two_ranks_are_shown_as_two(lab_server: LabPool) -> None:
