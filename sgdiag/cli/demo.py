@@ -13,7 +13,7 @@ DEMO = "demo.sgdiag"
 @click.option("--once", is_flag=True, help="Print one screen of text and exit.")
 def demo(once: bool) -> None:
     """Replay a recording of a real SGLang server: no server, no GPU, no network."""
-    from sgdiag.data import recording
+    from sgdiag.resources import recording
     from sgdiag.rules import evaluate
     from sgdiag.session.recording import ReplayFeed, read_frames
 

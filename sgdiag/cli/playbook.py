@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from sgdiag.data import folder
 from sgdiag.model import SgdiagError
+from sgdiag.resources import folder
 
 
 @click.command()

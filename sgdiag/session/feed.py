@@ -19,3 +19,17 @@ class Feed(Protocol):
 
     def close(self) -> None:
         """Stops reading; no thread of the feed outlives this by more than its sources' time limits."""
+
+
+class StillFeed:
+    """One snapshot that does not change: the end of a recording, for who wants text instead of a film."""
+
+    def __init__(self, title: str, snapshot: Snapshot) -> None:
+        self.title = title
+        self._snapshot = snapshot
+
+    def latest(self) -> Snapshot:
+        return self._snapshot
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -8,6 +8,7 @@ last complete frame and a reader can start in the middle.
 
 from __future__ import annotations
 
+import collections
 import gzip
 import time
 import zlib
@@ -138,6 +139,14 @@ def read_frames(path: Path) -> Iterator[Snapshot]:
             yield msgspec.convert(state, Snapshot)
         except (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise SgdiagError(f"{path} is damaged: {error}", "record again") from error
+
+
+def read_last(path: Path) -> Snapshot:
+    """The last complete frame of ``path``; raises SgdiagError if there is none."""
+    last = next(iter(collections.deque(read_frames(path), maxlen=1)), None)
+    if last is None:
+        raise SgdiagError(f"{path} holds no complete frame", "record again")
+    return last
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

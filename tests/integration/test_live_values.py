@@ -155,3 +155,21 @@ def test_two_ranks_are_shown_as_two(lab_server: LabPool) -> None:
     pids = [rank.pid.value for rank in snapshot.ranks]
     assert len(set(pids)) == 2
     assert set(pids) <= {process.pid for process in snapshot.processes}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", lab.RELEASES)
+def test_trees_of_drafts_on_every_release(lab_server: LabPool, release: str) -> None:
+    target = lab_server(release, speculative=True, topk=4)
+    check_live(target, concurrency=1, max_new_tokens=16, requests=1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", ["0.5.20"])
+def test_two_ranks_on_older_releases(lab_server: LabPool, release: str) -> None:
+    target = lab_server(release, tp=2, speculative=True)
+    feed = open_feed(target.url, Access(), wait_s=5.0)
+    try:
+        assert [rank.id.tp for rank in feed.latest().ranks] == [0, 1]
+    finally:
+        feed.close()

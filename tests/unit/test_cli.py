@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sgdiag import __version__
-from sgdiag.model import Known, Server, Snapshot
+from sgdiag.model import Health, Known, Server, Snapshot
 from sgdiag.session.recording import Recorder
 from tests.unit.misbehaving import is_silent, raw_server, says
 
@@ -67,10 +67,13 @@ def test_textual_is_not_loaded_for_text(tmp_path: Path) -> None:
     assert result.stderr.strip() == "False"
 
 
-def recording(folder: Path, health: str = "up") -> Path:
+def recording(folder: Path, health: Health = "up") -> Path:
+    """Two frames: a server that starts, then one with ``health``."""
     path = folder / "session.sgdiag"
     with Recorder(path, title="pid 7") as recorder:
-        recorder.write(Snapshot(at=1.0, server=Server(health=Known(health, "http"), release=Known("0.5.23", "x"))))  # type: ignore[arg-type]
+        for at, said in ((1.0, "starting"), (2.0, health)):
+            server = Server(health=Known(said, "http"), release=Known("0.5.23", "x"))  # type: ignore[arg-type]
+            recorder.write(Snapshot(at=at, server=server))
     return path
 
 
@@ -78,6 +81,7 @@ def test_a_recording_is_a_target(tmp_path: Path) -> None:
     path = str(recording(tmp_path))
     shown = json.loads(sgdiag("status", "--json", path).stdout)
     assert shown["server"]["release"]["value"] == "0.5.23"
+    assert shown["at"] == 2.0
     text = sgdiag("status", path)
     assert text.returncode == 0
     assert "0.5.23" in text.stdout

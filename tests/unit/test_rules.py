@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sgdiag.data import folder
 from sgdiag.model import (
+    Batch,
     Collectives,
     Communicator,
     Disagreement,
@@ -25,8 +25,10 @@ from sgdiag.model import (
     Server,
     Snapshot,
     Speculation,
+    Thread,
     unknown,
 )
+from sgdiag.resources import folder
 from sgdiag.rules import evaluate, registry, rule_ids
 
 
@@ -234,3 +236,287 @@ def test_disagreement_shows_both_sides() -> None:
     finding = find(Snapshot(disagreements=(both,)), "sources-disagree")
     assert finding is not None
     assert "0.5.20 against 0.5.23" in finding.evidence[0].text
+
+
+READ_AT = 100.0
+
+
+def read(value: Any, at: float = READ_AT) -> Known[Any]:
+    """A fact out of one consistent read of a scheduler's objects."""
+    return Known(value, "object:Scheduler", at=at)
+
+
+def batch(requests: int, mode: str = "DECODE", **fields: Any) -> Batch:
+    """A running batch of one read; ``slots`` and ``spec`` are short for its tensors."""
+    slots = fields.pop("slots", None)
+    spec = fields.pop("spec", ("NoneType", {}))
+    return Batch(
+        name="running",
+        mode=read(mode),
+        requests=read(requests),
+        out_cache_loc_shape=read((slots,)) if slots is not None else unknown("None"),
+        spec_info_type=read(spec[0]),
+        spec_info_shapes=read(spec[1]),
+        **fields,
+    )
+
+
+def draft_input(requests: int, topk: int = 1) -> tuple[str, dict[str, tuple[int, ...]]]:
+    shapes = {"topk_p": (requests, topk), "topk_index": (requests, topk), "hidden_states": (requests, 4096)}
+    return "EagleDraftInput", {**shapes, "bonus_tokens": (requests,)}
+
+
+def verify_input(requests: int, width: int, kind: str = "EagleVerifyInput") -> tuple[str, dict[str, tuple[int, ...]]]:
+    flat = (requests * width,)
+    return kind, {"draft_token": flat, "positions": flat, "retrieve_index": (requests, width)}
+
+
+def speculating_with(
+    *batches: Batch, overlap: bool = False, draft_tokens: int = 16, worker: str = "EAGLEWorkerV2", **server: Any
+) -> Snapshot:
+    return Snapshot(
+        server=Server(scheduler_overlap=known(overlap), **server),
+        speculation=Speculation(
+            algorithm=known("EAGLE3"), draft_tokens=known(draft_tokens), topk=known(1), worker=known(worker)
+        ),
+        ranks=(Rank(id=RankId(), batches=batches),),
+    )
+
+
+def verdict(snapshot: Snapshot, finding_id: str) -> str:
+    finding = find(snapshot, finding_id)
+    return finding.verdict if finding is not None else "not asked"
+
+
+SPEC_INFO = "spec-info-width-mismatch"
+
+HEALTHY_SPEC_INFO = {
+    "draft input between two steps": batch(24, slots=24, spec=draft_input(24)),
+    "draft input with several branches": batch(24, slots=24, spec=draft_input(24, topk=4)),
+    "a first-generation worker whose requests have just finished": batch(24, slots=24, spec=draft_input(20)),
+    "verify input": batch(10, "TARGET_VERIFY", slots=160, spec=verify_input(10, 16)),
+    "verify input of an adaptive server that drafts nothing now": batch(
+        10, "TARGET_VERIFY", slots=10, spec=verify_input(10, 1)
+    ),
+    "verify input of an older release": batch(
+        2, "TARGET_VERIFY", slots=8, spec=("EagleVerifyInput", {"draft_token": (8,), "retrive_index": (2, 4)})
+    ),
+    "n-gram verify input": batch(3, "TARGET_VERIFY", slots=24, spec=verify_input(3, 8, "NgramVerifyInput")),
+}
+
+UNJUDGED_SPEC_INFO = {
+    "no speculation": batch(24, slots=24),
+    "an empty batch with what was left on it": batch(0, slots=24, spec=draft_input(24)),
+    "a batch that was just filtered or merged": batch(2, spec=draft_input(10)),
+    "an n-gram verify input of the step before": batch(2, slots=2, spec=verify_input(10, 16, "NgramVerifyInput")),
+    "draft extend, whose rows are accepted tokens": batch(
+        10, slots=31, spec=("EagleDraftExtendInput", {"hidden_states": (31, 4096)})
+    ),
+    "prefill, whose hidden states are prompt tokens": batch(2, "EXTEND", slots=700, spec=draft_input(9)),
+    "an unknown plugin's input": batch(2, slots=2, spec=("MyInput", {"topk_p": (9, 9)})),
+    "a draft input without tensors": batch(2, slots=2, spec=("EagleDraftInput", {})),
+}
+
+
+@pytest.mark.parametrize("state", HEALTHY_SPEC_INFO)
+def test_spec_info_that_fits(state: str) -> None:
+    assert verdict(speculating_with(HEALTHY_SPEC_INFO[state]), SPEC_INFO) == "PASS"
+
+
+@pytest.mark.parametrize("state", UNJUDGED_SPEC_INFO)
+def test_spec_info_that_cannot_be_judged(state: str) -> None:
+    assert verdict(speculating_with(UNJUDGED_SPEC_INFO[state]), SPEC_INFO) == "not asked"
+
+
+def test_spec_info_of_another_batch() -> None:
+    stale = find(speculating_with(batch(2, "TARGET_VERIFY", slots=160, spec=verify_input(10, 16))), SPEC_INFO)
+    assert stale is not None
+    assert stale.verdict == "FAIL"
+    assert [item.text for item in stale.evidence] == [
+        "TP0, running batch: EagleVerifyInput verifies 160 = 10 requests x 16 draft tokens, but the batch holds "
+        "2 requests"
+    ]
+    # Left on a batch that decodes plainly, and without its tree: the server's own width decodes the number.
+    bare = find(speculating_with(batch(3, slots=3, spec=("EagleVerifyInput", {"draft_token": (160,)}))), SPEC_INFO)
+    assert bare is not None
+    assert "160 = 10 requests x 16 draft tokens, but the batch holds 3 requests" in bare.evidence[0].text
+    draft = find(speculating_with(batch(2, slots=2, spec=draft_input(10))), SPEC_INFO)
+    assert draft is not None
+    assert draft.verdict == "FAIL"
+    assert "topk_p has 10 rows" in draft.evidence[0].text
+
+
+def test_spec_info_is_not_judged_where_others_shape_it() -> None:
+    stale = batch(2, slots=2, spec=draft_input(10))
+    assert verdict(speculating_with(stale, overlap=True), SPEC_INFO) == "not asked"
+    assert verdict(speculating_with(stale, dp_attention=known(True)), SPEC_INFO) == "not asked"
+    assert verdict(speculating_with(stale, pp_size=known(2)), SPEC_INFO) == "not asked"
+    torn = msgspec.structs.replace(stale, requests=read(2, at=READ_AT + 0.1))
+    assert verdict(speculating_with(torn), SPEC_INFO) == "not asked"
+    unread = msgspec.structs.replace(stale, spec_info_shapes=unknown("not read consistently"))
+    assert verdict(speculating_with(unread), SPEC_INFO) == "not asked"
+
+
+def test_spec_info_of_the_same_batch_under_two_names_is_told_once_each() -> None:
+    stale = batch(2, "TARGET_VERIFY", slots=160, spec=verify_input(10, 16))
+    finding = find(speculating_with(stale, stale, msgspec.structs.replace(stale, name="current")), SPEC_INFO)
+    assert finding is not None
+    assert len(finding.evidence) == 2
+
+
+SLOTS = "out-cache-loc-mismatch"
+
+
+def decoding(*batches: Batch, **server: Any) -> Snapshot:
+    return Snapshot(
+        server=Server(**server),
+        speculation=Speculation(algorithm=known("none")),
+        ranks=(Rank(id=RankId(), batches=batches),),
+    )
+
+
+def test_slots_of_a_server_that_decodes_plainly() -> None:
+    assert verdict(decoding(batch(24, slots=24)), SLOTS) == "PASS"
+    # The slots of the prefill before stay until the first decode step has its own.
+    assert verdict(decoding(batch(2, slots=700)), SLOTS) == "PASS"
+    assert verdict(decoding(batch(24)), SLOTS) == "not asked"
+    assert verdict(decoding(batch(0, slots=24)), SLOTS) == "not asked"
+    assert verdict(decoding(batch(2, "EXTEND", slots=1)), SLOTS) == "not asked"
+    assert verdict(decoding(batch(24, slots=23), dp_attention=known(True)), SLOTS) == "not asked"
+    few = find(decoding(batch(24, slots=23)), SLOTS)
+    assert few is not None
+    assert few.verdict == "FAIL"
+    assert few.evidence[0].text == "TP0, running batch: 23 slots for 24 decoding requests"
+
+
+def test_slots_of_a_server_that_speculates() -> None:
+    def verifying(slots: int, worker: str = "EAGLEWorkerV2") -> Snapshot:
+        return speculating_with(batch(10, "TARGET_VERIFY", slots=slots, spec=verify_input(10, 16)), worker=worker)
+
+    assert verdict(verifying(160), SLOTS) == "PASS"
+    assert verdict(verifying(31, "EAGLEWorker"), SLOTS) == "PASS"
+    too_few = find(verifying(10), SLOTS)
+    assert too_few is not None
+    assert "10 slots for 160 = 10 requests x 16 draft tokens to verify" in too_few.evidence[0].text
+    assert verdict(verifying(320, "EAGLEWorker"), SLOTS) == "FAIL"
+    # Between two steps the slots are those of the draft, of the accepted tokens or of the prefill before.
+    assert verdict(speculating_with(batch(10, slots=30, spec=draft_input(10))), SLOTS) == "not asked"
+
+
+WIDTH = "graph-width-mismatch"
+
+
+def captured(width: Any, runs: Any, **fields: Any) -> Snapshot:
+    adaptive, asked = fields.pop("adaptive", False), fields.pop("asked", None)
+    args = {"speculative_num_draft_tokens": asked} if asked else {}
+    return Snapshot(
+        server=Server(device=known(fields.pop("device", "cuda")), args=known(args)),
+        speculation=Speculation(
+            algorithm=known(fields.pop("algorithm", "EAGLE3")), draft_tokens=runs, adaptive=known(adaptive)
+        ),
+        graphs=(GraphSet(name="target verify", tokens_per_request=width, **fields),),
+    )
+
+
+def test_graph_width() -> None:
+    assert verdict(captured(read(4), read(4)), WIDTH) == "PASS"
+    wrong = find(captured(read(4), read(6)), WIDTH)
+    assert wrong is not None
+    assert wrong.verdict == "FAIL"
+    assert [item.text for item in wrong.evidence] == [
+        "target verify: captured for 4 tokens per request",
+        "the server verifies 6 draft tokens per request",
+    ]
+    assert verdict(captured(known(4), known(6)), WIDTH) == "FAIL"
+
+
+def test_graph_width_is_judged_on_one_read_only() -> None:
+    # An adaptive server swaps graphs and width together: neither is a constant to hold the other against.
+    assert verdict(captured(known(4), read(1)), WIDTH) == "not asked"
+    assert verdict(captured(known(4), read(1), asked=4), WIDTH) == "not asked"
+    assert verdict(captured(known(4), read(6), asked=6), WIDTH) == "FAIL"
+    assert verdict(captured(known(4), read(6), asked=6, adaptive=True), WIDTH) == "not asked"
+    assert verdict(captured(read(4), read(1, at=READ_AT + 1)), WIDTH) == "not asked"
+    assert verdict(captured(known(8), known(4), adaptive=True), WIDTH) == "not asked"
+    assert verdict(captured(read(1), read(1), adaptive=True), WIDTH) == "PASS"
+
+
+def test_graph_width_where_there_is_none() -> None:
+    assert verdict(captured(read(1), read(4), device="cpu"), WIDTH) == "not asked"
+    assert verdict(captured(read(4), read(6), enabled=known(False)), WIDTH) == "not asked"
+    assert verdict(captured(read(4), read(6), algorithm="DSPARK"), WIDTH) == "not asked"
+    assert verdict(captured(unknown("no log"), read(6)), WIDTH) == "not asked"
+
+
+ACCOUNTS = "kv-slots-unaccounted"
+
+
+def pool(available: int, evictable: int, protected: int, requests: int = 0, free_rows: int = 8, **more: Any) -> Rank:
+    return Rank(
+        id=RankId(),
+        request_slots=known(8),
+        free_request_slots=read(free_rows),
+        batches=(batch(requests), *more.pop("batches", ())),
+        kv=KvPool(
+            pool_type=known(more.pop("pool_type", "MHATokenToKVPool")),
+            capacity_tokens=known(1000),
+            available_tokens=read(available),
+            evictable_tokens=read(evictable),
+            protected_tokens=read(protected, at=more.pop("protected_at", READ_AT)),
+        ),
+    )
+
+
+def accounts(rank: Rank, **args: Any) -> str:
+    return verdict(Snapshot(server=Server(args=known(args)), ranks=(rank,)), ACCOUNTS)
+
+
+def test_all_slots_are_accounted_for() -> None:
+    assert accounts(pool(700, 300, 0)) == "PASS"
+    assert accounts(pool(1000, 0, 0)) == "PASS"
+
+
+def test_slots_freed_twice() -> None:
+    finding = find(Snapshot(ranks=(pool(700, 300, 64, requests=2, free_rows=6),)), ACCOUNTS)
+    assert finding is not None
+    assert finding.verdict == "FAIL"
+    assert (
+        finding.evidence[0].text == "TP0: 700 free + 300 evictable + 64 protected = 1,064 of 1,000 slots, 64 too many"
+    )
+
+
+def test_lost_slots() -> None:
+    finding = find(Snapshot(ranks=(pool(640, 300, 0),)), ACCOUNTS)
+    assert finding is not None
+    assert finding.verdict == "WARN"
+    assert "60 are lost" in finding.evidence[0].text
+
+
+def test_slots_that_somebody_holds_are_not_lost() -> None:
+    assert accounts(pool(640, 200, 60, requests=2, free_rows=6)) == "not asked"
+    # A chunked prefill or a session: no batch, but a row in the table.
+    assert accounts(pool(640, 200, 60, free_rows=7)) == "not asked"
+    # Results are being processed: the rows are free already, the slots follow together.
+    last = msgspec.structs.replace(batch(1), name="last")
+    assert accounts(pool(640, 200, 60, batches=(last,))) == "not asked"
+
+
+def test_slots_are_counted_on_one_read_of_a_plain_pool_only() -> None:
+    assert accounts(pool(640, 200, 60, protected_at=READ_AT + 1)) == "not asked"
+    assert accounts(pool(700, 300, 64, pool_type="SWAKVPool")) == "not asked"
+    assert accounts(pool(640, 200, 60), enable_hierarchical_cache=True) == "not asked"
+    assert accounts(pool(640, 200, 60), disaggregation_mode="decode") == "not asked"
+    assert accounts(pool(640, 300, 0), disaggregation_mode="null") == "WARN"
+
+
+def test_a_server_that_does_not_answer_shows_where_its_ranks_stand() -> None:
+    threads = (
+        Thread(native_id=11, name="watchdog", frames=("wait (threading.py:331)",)),
+        Thread(native_id=10, name="MainThread", frames=("all_reduce (parallel_state.py:700)", "forward (llama.py:9)")),
+    )
+    snapshot = Snapshot(
+        server=Server(health=known("unresponsive")), ranks=(Rank(id=RankId(tp=1), threads=read(threads)),)
+    )
+    finding = find(snapshot, "server-not-serving")
+    assert finding is not None
+    assert "TP1: its main thread is in all_reduce (parallel_state.py:700)" in [item.text for item in finding.evidence]
