@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from sgdiag.model import RankId, Role
+from sgdiag.releases.secrets import redact_variables
 
 TITLES: Mapping[str, Role] = MappingProxyType(
     {
@@ -190,10 +191,6 @@ _SWITCHES: Mapping[str, str] = MappingProxyType(
         "--disable-overlap-schedule": "disable_overlap_schedule",
     }
 )
-_SECRET_WORDS = frozenset({"key", "token", "secret", "password"})
-_SECRET_FLAGS = frozenset({"--watermark-config", "--watermark-key-b"})
-
-HIDDEN = "***"
 
 
 def settings(args: Sequence[str]) -> dict[str, str]:
@@ -226,27 +223,6 @@ def _lookup(flag: str, table: Mapping[str, str], *, abbreviated: bool) -> str | 
     return meant.pop() if len(meant) == 1 else None
 
 
-def without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
-    """``argv`` with the values of keys, tokens and passwords replaced."""
-    shown: list[str] = []
-    hide_next = False
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("--"):
-            shown.append(HIDDEN)
-            hide_next = False
-            continue
-        secret = flag.startswith("--") and (flag in _SECRET_FLAGS or is_secret_name(flag))
-        shown.append(f"{flag}={HIDDEN}" if secret and equals else word)
-        hide_next = secret and not equals
-    return tuple(shown)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a flag or an environment variable of this name holds a secret: ``--api-key``, ``SGLANG_ADMIN_TOKEN``."""
-    return re.split(r"[-_]", name.lower())[-1] in _SECRET_WORDS
-
-
 ENVIRONMENT_PREFIXES = ("NCCL_", "SGLANG_", "CUDA_", "TORCH_", "OMP_")
 ENVIRONMENT_NAMES = frozenset(
     {
@@ -262,16 +238,17 @@ ENVIRONMENT_NAMES = frozenset(
         "TRANSFORMERS_OFFLINE",
     }
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def shown_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter to a server's health, without secrets."""
-    return {
-        name: HIDDEN if is_secret_name(name) else _URL_LOGIN.sub(HIDDEN, value)
-        for name, value in sorted(environment.items())
-        if name.startswith(ENVIRONMENT_PREFIXES) or name in ENVIRONMENT_NAMES
-    }
+    return redact_variables(
+        {
+            name: value
+            for name, value in sorted(environment.items())
+            if name.startswith(ENVIRONMENT_PREFIXES) or name in ENVIRONMENT_NAMES
+        }
+    )
 
 
 def local_ranks(

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from sgdiag.model import NOT_ASKED, Fact, Known, Process, RankId, Server, Unknown, unknown
-from sgdiag.releases.processes import is_resource_tracker, shown_environment, without_secrets
+from sgdiag.releases.processes import is_resource_tracker, shown_environment
+from sgdiag.releases.secrets import redact_command
 from sgdiag.sources.cmdline import CommandLine
 from sgdiag.sources.installed import find_release
 from sgdiag.sources.permissions import explain
@@ -131,7 +132,7 @@ class Describer:
 
 
 def _title(argv: tuple[str, ...]) -> Fact[str]:
-    text = argv[0] if len(argv) == 1 else shlex.join(without_secrets(argv))
+    text = argv[0] if len(argv) == 1 else shlex.join(redact_command(argv))
     return Known(text[:_MAX_TITLE], "procfs:cmdline") if text else _ENDED
 
 

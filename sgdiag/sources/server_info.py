@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property, reduce
 from typing import Any
@@ -11,16 +10,12 @@ import msgspec
 
 from sgdiag.model import Fact, GraphSet, Known, KvPool, Rank, RankId, RankMemory, Server, Speculation, unknown
 from sgdiag.releases.endpoints import GRAPH_SETS, NOT_ARGUMENTS
-from sgdiag.releases.processes import HIDDEN, is_secret_name
+from sgdiag.releases.secrets import redact_values
 from sgdiag.sources.fields import Fields, zip_facts
 from sgdiag.sources.loads import Layout
 
 _NOT_REPORTED = "not reported by this release"
 _ANONYMOUS = "it differs between the data-parallel workers, and the server does not say which is which"
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_SECRET_IN_JSON = re.compile(
-    r"""(["'][\w-]*(?:key|token|secret|password)["']\s*:\s*)(["'])(?:(?!\2).)*\2""", re.IGNORECASE
-)
 
 SERVER_FROM_ARGUMENTS = {
     "served_model_name": ("text", "served_model_name"),
@@ -75,7 +70,7 @@ class ServerInfo:
             facts["chunked_prefill_tokens"] = unknown("chunked prefill is off")
         facts["scheduler_overlap"] = facts["scheduler_overlap"].map(lambda disabled: not disabled)
         args = {name: value for name, value in self._fields.data.items() if name not in NOT_ARGUMENTS}
-        return Server(args=Known(without_secrets(args), "server_info", at=self.at), **facts)
+        return Server(args=Known(redact_values(args), "server_info", at=self.at), **facts)
 
     @cached_property
     def speculation(self) -> Speculation:
@@ -154,24 +149,6 @@ def rank_of(state: Fields) -> Rank:
             free_at_ready_bytes=memory.gib("startup_available"),
         ),
     )
-
-
-def without_secrets(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Server arguments with keys, tokens and passwords replaced, also those inside nested values and JSON texts."""
-    return {
-        name: HIDDEN if value and isinstance(value, str) and is_secret_name(name) else _shown(value)
-        for name, value in args.items()
-    }
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return without_secrets({str(name): inner for name, inner in value.items()})
-    if isinstance(value, list):
-        return [_shown(inner) for inner in value]
-    if isinstance(value, str):
-        return _SECRET_IN_JSON.sub(rf"\1\2{HIDDEN}\2", _URL_LOGIN.sub(HIDDEN, value))
-    return value
 
 
 def _graph_memory(state: Fields) -> dict[str, int]:

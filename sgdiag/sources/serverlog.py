@@ -15,8 +15,9 @@ from typing import BinaryIO
 import msgspec
 
 from sgdiag.model import Fact, Known, Log, LogLine, Server, Snapshot, SourceError, unknown
-from sgdiag.releases.logs import Fold, LogParser, NotableLine, error_lines, looks_like_sglang, redact_text, snapshot_of
+from sgdiag.releases.logs import Fold, LogParser, NotableLine, error_lines, looks_like_sglang, snapshot_of
 from sgdiag.releases.logs.events import Event
+from sgdiag.releases.secrets import redact_text
 from sgdiag.sources.serverlog_clock import LogClock
 
 BLOCK_BYTES = 1 << 20

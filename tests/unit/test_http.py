@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgdiag.model import Fact, Known, Rank, RankId, Snapshot, SourceError, Unknown, unknown
+from sgdiag.releases.secrets import redact_values
 from sgdiag.sources.http import RARELY_S, SCHEDULER_SILENT_S, HttpSource, entries_of
 from sgdiag.sources.loads import Layout
-from sgdiag.sources.server_info import ServerInfo, without_secrets
+from sgdiag.sources.server_info import ServerInfo
 from sgdiag.sources.transport import Credentials, Transport
 from tests.unit.misbehaving import WebServer, is_silent, raw_server, says
 
@@ -141,7 +142,7 @@ def test_secrets_never_leave_the_source() -> None:
 
 
 def test_secrets_in_nested_values_and_texts() -> None:
-    hidden = without_secrets(
+    hidden = redact_values(
         {
             "admin_api_key": "a1",
             "ssl_keyfile_password": "a2",

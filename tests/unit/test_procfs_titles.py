@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from sgdiag.model import RankId
 from sgdiag.releases.processes import (
-    HIDDEN,
     Title,
     is_resource_tracker,
     local_ranks,
@@ -15,8 +14,8 @@ from sgdiag.releases.processes import (
     role_of_comm,
     settings,
     shown_environment,
-    without_secrets,
 )
+from sgdiag.releases.secrets import HIDDEN, redact_command
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_any_command_line_is_taken_apart_without_error(argv: list[str]) -> None:
     parse_launch(argv)
     parse_launch(["python", *argv])
     settings(argv)
-    assert len(without_secrets(argv)) == len(argv)
+    assert len(redact_command(argv)) == len(argv)
 
 
 def test_serve_takes_the_model_as_its_first_word() -> None:
@@ -157,7 +156,7 @@ def test_settings(words: str, found: dict[str, str]) -> None:
 
 def test_secrets_never_leave() -> None:
     words = "python --api-key {} --admin-api-key={} --ssl-keyfile /k.pem --ssl-keyfile-password {}"
-    shown = without_secrets(words.format("sk-1", "sk-2", "pw").split())
+    shown = redact_command(words.format("sk-1", "sk-2", "pw").split())
     assert " ".join(shown) == words.format(HIDDEN, HIDDEN, HIDDEN)
     environment = shown_environment(
         {

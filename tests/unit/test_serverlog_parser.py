@@ -17,11 +17,11 @@ from sgdiag.releases.logs import (
     LogParser,
     looks_like_sglang,
     parse_server_args,
-    redact_text,
     snapshot_of,
 )
 from sgdiag.releases.logs import events as e
 from sgdiag.releases.logs.batches import figures
+from sgdiag.releases.secrets import redact_text
 
 GIB = 1 << 30
 

@@ -10,7 +10,6 @@ from sgdiag.releases.logs.facts import error_lines, snapshot_of
 from sgdiag.releases.logs.fold import Fold
 from sgdiag.releases.logs.lines import MAX_LINE_BYTES
 from sgdiag.releases.logs.parser import LogParser, NotableLine, looks_like_sglang
-from sgdiag.releases.logs.secrets import redact_text, redact_values
 
 __all__ = [
     "MAX_LINE_BYTES",
@@ -20,7 +19,5 @@ __all__ = [
     "error_lines",
     "looks_like_sglang",
     "parse_server_args",
-    "redact_text",
-    "redact_values",
     "snapshot_of",
 ]

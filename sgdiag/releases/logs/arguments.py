@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sgdiag.releases.logs.secrets import redact_values
+from sgdiag.releases.secrets import redact_values
 
 MAX_VALUE_CHARS = 16384
 MAX_DEPTH = 20

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from sgdiag.releases.logs.events import CustomAllreduce, Event, Failure, Retraction, Warned
 from sgdiag.releases.logs.lines import LineReader, LineSplitter, Written
 from sgdiag.releases.logs.patterns import event_of
-from sgdiag.releases.logs.secrets import redact_text
+from sgdiag.releases.secrets import redact_text
 
 MAX_TEXT_CHARS = 2000
 KEPT_NOTABLE, KEPT_RECENT = 200, 50

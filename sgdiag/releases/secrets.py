@@ -1,8 +1,9 @@
-"""Takes keys, passwords and tokens out of what SGLang prints."""
+"""Takes keys, passwords and tokens out of what a server is started with, answers and prints."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
@@ -11,6 +12,9 @@ _SECRET_NAME = re.compile(
     r"api[_-]?key|password|passwd|secret|credential|authorization|(?:hf|auth|access|bearer|session)[_-]?token",
     re.IGNORECASE,
 )
+
+_SECRET_LAST_WORDS = frozenset({"key", "token", "secret", "password"})
+_WATERMARK_FLAGS = frozenset({"--watermark-config", "--watermark-key-b"})
 
 # Inside a "watermark" setting the signing keys have these plain names.
 _WATERMARK_NAME = re.compile(r"key(_[a-z])?")
@@ -29,6 +33,11 @@ _TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|glpat-)[A-Za-z0-9_-]{16,256}|(?<=Bearer 
 _URL_USER = re.compile(r"(?<=://)[^\s/@'\"]{1,256}:[^\s/@'\"]{1,256}(?=@)")
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a flag, setting or variable of this name holds a secret: ``--api-key``, ``SGLANG_ADMIN_TOKEN``."""
+    return bool(_SECRET_NAME.search(name)) or re.split(r"[-_]", name.lower())[-1] in _SECRET_LAST_WORDS
+
+
 def redact_text(text: str) -> str:
     """``text`` with what looks like a secret replaced by ``***``: assigned values, flags, tokens, passwords in URLs."""
     for assignment in _ASSIGNMENTS:
@@ -36,14 +45,35 @@ def redact_text(text: str) -> str:
     return _URL_USER.sub(HIDDEN, _TOKEN.sub(HIDDEN, text))
 
 
-def redact_values(values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` with each secret replaced, at any depth; what is not set stays as it is."""
+def redact_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` with the values of keys, tokens and passwords replaced."""
+    shown: list[str] = []
+    hide_next = False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        if hide_next and not word.startswith("--"):
+            shown.append(HIDDEN)
+            hide_next = False
+            continue
+        secret = flag.startswith("--") and (flag in _WATERMARK_FLAGS or is_secret_name(flag))
+        shown.append(f"{flag}={HIDDEN}" if secret and equals else word)
+        hide_next = secret and not equals
+    return tuple(shown)
+
+
+def redact_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables, with secrets and passwords in URLs replaced."""
+    return {name: HIDDEN if is_secret_name(name) else redact_text(value) for name, value in environment.items()}
+
+
+def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with each secret replaced, at any depth; what is not set stays as it is."""
     return {name: _redact(name, value, inside="") for name, value in values.items()}
 
 
 def _redact(name: str, value: Any, *, inside: str) -> Any:
-    secret = _SECRET_NAME.search(name) or (inside == "watermark" and _WATERMARK_NAME.fullmatch(name))
-    if secret and value and not isinstance(value, bool):
+    secret = is_secret_name(name) or (inside == "watermark" and _WATERMARK_NAME.fullmatch(name))
+    if secret and value and isinstance(value, (str, bytes, dict, list, tuple)):
         return HIDDEN
     if isinstance(value, dict):
         return {str(key): _redact(str(key), item, inside=name) for key, item in value.items()}
