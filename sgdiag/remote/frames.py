@@ -1,0 +1,317 @@
+"""Threads and their Python frames, found through the interpreter's own state while the target runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sgdiag.remote.errors import AbsentError, TornError, UnreadableError
+from sgdiag.remote.lines import line_of
+from sgdiag.remote.memory import ADDRESS_LIMIT
+from sgdiag.remote.objects import Objects
+
+_word = struct.Struct("<Q").unpack_from
+
+_MAX_THREADS = 8192
+_MAX_FRAMES = 2000
+_MAX_VARIABLES = 2000
+_MAX_TABLE_BYTES = 1 << 20
+_MAX_CODES = 20_000
+_STACK_TRIES = 10
+_FIND_TRIES = 50
+_HOLD_TRIES = 100
+_HOLD_PAUSE_S = 0.0002
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call: the function's qualified name (plain name in 3.10), its file, and the line that it is at."""
+
+    function: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """A thread's frames, innermost first. ``stable``: two walks in a row saw the same frames.
+
+    ``ident`` is Python's number for it; ``native_id`` the kernel's in the target's pid namespace, None if unknown.
+    """
+
+    ident: int
+    native_id: int | None
+    name: str
+    is_main: bool
+    frames: tuple[Frame, ...]
+    stable: bool
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local variable of a running function, and the call that holds it.
+
+    ``address`` is its value's. ``thread``, ``frame`` and ``code`` are addresses that identify the call.
+    """
+
+    address: int
+    function: str
+    variable: str
+    thread: int
+    frame: int
+    code: int
+
+
+@dataclass(frozen=True)
+class _Code:
+    name: str
+    qualified_name: str
+    filename: str
+    first_line: int
+    line_table: bytes
+    variables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _State:
+    address: int
+    ident: int
+    native_id: int | None
+
+
+@dataclass(frozen=True)
+class _RawFrame:
+    address: int
+    code: int
+    instruction: int
+
+
+_T = TypeVar("_T")
+
+
+def _retried(read: Callable[[], _T]) -> _T:
+    """What ``read`` gives once nothing is torn."""
+    for _ in range(_STACK_TRIES):
+        with contextlib.suppress(UnreadableError):
+            return read()
+    return read()
+
+
+class Frames:
+    """The threads and frames of one process."""
+
+    def __init__(self, objects: Objects, runtime: int) -> None:
+        self._objects = objects
+        self._runtime = runtime
+        self._codes: dict[int, _Code | None] = {}
+
+    def _peek_word(self, address: int) -> int:
+        return int(_word(self._objects.peek(address, 8))[0])
+
+    def _interpreter(self) -> int:
+        return self._peek_word(self._runtime + self._objects.layout.runtime.interpreters_head)
+
+    def modules(self) -> int:
+        """The address of ``sys.modules``."""
+        return self._peek_word(self._interpreter() + self._objects.layout.runtime.interpreter_modules)
+
+    def module(self, name: str) -> int:
+        """The address of an imported module, or 0."""
+        return _retried(lambda: self._objects.dict_get_name(self.modules(), name))
+
+    def _states(self) -> list[_State]:
+        """All thread states, the oldest first; that is the main thread's."""
+        runtime = self._objects.layout.runtime
+        found: list[_State] = []
+        seen: set[int] = set()
+        state = self._peek_word(self._interpreter() + runtime.interpreter_threads)
+        while state and state not in seen and len(found) < _MAX_THREADS:
+            seen.add(state)
+            native = self._peek_word(state + runtime.thread_native) if runtime.thread_native >= 0 else None
+            found.append(_State(state, self._peek_word(state + runtime.thread_ident), native))
+            state = self._peek_word(state + runtime.thread_next)
+        return found[::-1]
+
+    def _chain(self, thread: int) -> list[_RawFrame]:
+        """The frames as they stand, innermost first; one read each, so that the walk is over soon."""
+        runtime, form, modern = self._objects.layout.runtime, self._objects.layout.frames, self._is_modern
+        frame = self._peek_word(thread + runtime.thread_frame)
+        if frame and runtime.thread_frame_indirect >= 0:
+            frame = self._peek_word(frame + runtime.thread_frame_indirect)
+        size = max(form.code, form.previous, form.instruction) + 8
+        found: list[_RawFrame] = []
+        while frame:
+            if len(found) >= _MAX_FRAMES or not 0x1000 < frame < ADDRESS_LIMIT:
+                raise TornError("a stack without an end")
+            data = self._objects.peek(frame, size)
+            if modern:
+                instruction = _word(data, form.instruction)[0]
+            else:
+                instruction = struct.unpack_from("<i", data, form.instruction)[0]
+            found.append(_RawFrame(frame, _word(data, form.code)[0] & ~form.tag_mask, instruction))
+            frame = _word(data, form.previous)[0] & ~form.tag_mask
+        return found
+
+    @property
+    def _is_modern(self) -> bool:
+        return self._objects.layout.code.instructions >= 0
+
+    def _code(self, address: int) -> _Code | None:
+        """The code object there; None for what stands in its place in frames of the interpreter's own."""
+        if address not in self._codes:
+            if len(self._codes) >= _MAX_CODES:
+                self._codes.clear()
+            self._codes[address] = self._read_code(address)
+        return self._codes[address]
+
+    def _read_code(self, address: int) -> _Code | None:
+        objects, form = self._objects, self._objects.layout.code
+        if not address or objects.type_of(address).kind != "code":
+            return None
+        name = self._text(address + form.name)
+        table = self._peek_word(address + form.line_table)
+        line_table, length = objects.octets(table, objects.type_of(table), _MAX_TABLE_BYTES)
+        if objects.type_of(table).kind != "bytes" or len(line_table) != length:
+            raise TornError("code without a table of lines")
+        variables = self._names(address + form.variables)
+        for further in (form.cell_variables, form.free_variables):
+            if further >= 0:
+                variables += self._names(address + further)
+        return _Code(
+            name=name,
+            qualified_name=self._text(address + form.qualified_name) if form.qualified_name >= 0 else name,
+            filename=self._text(address + form.filename),
+            first_line=struct.unpack("<i", objects.peek(address + form.first_line, 4))[0],
+            line_table=line_table,
+            variables=variables,
+        )
+
+    def _text(self, at: int) -> str:
+        return self._objects.name_at(self._peek_word(at))
+
+    def _names(self, at: int) -> tuple[str, ...]:
+        objects, address = self._objects, self._peek_word(at)
+        found, _ = objects.items(address, objects.type_of(address), _MAX_VARIABLES)
+        return tuple(objects.name_at(name) for name in found)
+
+    def _line(self, raw: _RawFrame, code: _Code) -> int:
+        form, version = self._objects.layout.code, self._objects.layout.version
+        # 3.10 counts instructions of two bytes, the others keep a pointer into the code object.
+        offset = raw.instruction - raw.code - form.instructions if self._is_modern else 2 * raw.instruction
+        return line_of(code.line_table, code.first_line, max(offset, 0), version)
+
+    def _decoded(self, chain: list[_RawFrame]) -> Iterator[tuple[_RawFrame, _Code]]:
+        for raw in chain:
+            code = self._code(raw.code)
+            # 3.12 and later put a frame of their own below each call from C.
+            if code is not None and not code.name.startswith("<interpreter trampoline"):
+                yield raw, code
+
+    def stacks(self) -> list[ThreadStack]:
+        """Every thread with its frames, the main thread first. Raises UnreadableError if no thread can be found."""
+        threads = self._thread_names()
+        found: list[ThreadStack] = []
+        for i, state in enumerate(_retried(self._states)):
+            frames, stable = self._stack(state)
+            name, native = threads.get(state.ident, ("", None))
+            found.append(ThreadStack(state.ident, state.native_id or native, name, i == 0, frames, stable))
+        return found
+
+    def _stack(self, state: _State) -> tuple[tuple[Frame, ...], bool]:
+        frames: tuple[Frame, ...] = ()
+        for _ in range(_STACK_TRIES):
+            with contextlib.suppress(UnreadableError):
+                chain = self._chain(state.address)
+                frames = tuple(
+                    Frame(code.qualified_name, code.filename, self._line(raw, code))
+                    for raw, code in self._decoded(chain)
+                )
+                if self._chain(state.address) == chain:
+                    return frames, True
+        return frames, False
+
+    def _thread_names(self) -> dict[int, tuple[str, int | None]]:
+        """Name and native id by ident, from the ``threading`` module; empty where it cannot be read."""
+        objects = self._objects
+        found: dict[int, tuple[str, int | None]] = {}
+        try:
+            module = self.module("threading")
+            active = objects.instance_attribute(module, objects.type_of(module), "_active") if module else 0
+            pairs = objects.dict_items(active, _MAX_THREADS)[0] if active else []
+        except UnreadableError:
+            return found
+        for key, thread in pairs:
+            with contextlib.suppress(UnreadableError):
+                kind = objects.type_of(thread)
+                name = objects.instance_attribute(thread, kind, "_name")
+                native = objects.instance_attribute(thread, kind, "_native_id")
+                is_number = native and objects.type_of(native).kind == "int"
+                found[objects.int_at(key)] = (
+                    objects.name_at(name) if name else "",
+                    objects.int_at(native) if is_number else None,
+                )
+        return found
+
+    def find_local(self, function: str, variable: str) -> Local:
+        """A local variable of the outermost running call of ``function`` (plain or qualified name).
+
+        The main thread is searched first; outer frames do not move while inner ones come and go. Raises AbsentError
+        if no thread runs such a function now, or it has not set the variable yet.
+        """
+        seen = False
+        for attempt in range(_FIND_TRIES):
+            with contextlib.suppress(UnreadableError):
+                for state in self._states():
+                    for raw, code in self._outermost_first(state):
+                        if function in (code.name, code.qualified_name):
+                            seen = True
+                            address = self._variable(raw, code, variable)
+                            found = Local(address, code.qualified_name, variable, state.address, raw.address, raw.code)
+                            if address and self.still_holds(found):
+                                return found
+            if not seen and attempt >= _STACK_TRIES:
+                break
+        where = f"{function} has not set {variable}" if seen else f"no thread runs {function}"
+        raise AbsentError(where)
+
+    def _outermost_first(self, state: _State) -> Iterator[tuple[_RawFrame, _Code]]:
+        """Frames from the outside in, up to the first that cannot be read: it came or went meanwhile."""
+        try:
+            yield from self._decoded(self._chain(state.address)[::-1])
+        except UnreadableError:
+            return
+
+    def _variable(self, raw: _RawFrame, code: _Code, variable: str) -> int:
+        form = self._objects.layout.frames
+        for i, name in enumerate(code.variables):
+            if name != variable:
+                continue
+            address = self._peek_word(raw.address + form.locals + 8 * i) & ~form.tag_mask
+            # 3.10 lists an argument that is captured twice, and its first place is empty.
+            if address:
+                with contextlib.suppress(AbsentError):
+                    return self._objects.follow_cell(address)[0]
+        return 0
+
+    def still_holds(self, local: Local) -> bool:
+        """Whether the call that a variable was found in still runs and still has the same object in it."""
+
+        def look() -> bool:
+            for raw in self._chain(local.thread):
+                if (raw.address, raw.code) == (local.frame, local.code):
+                    code = self._code(raw.code)
+                    return code is not None and self._variable(raw, code, local.variable) == local.address
+            return False
+
+        for attempt in range(_HOLD_TRIES):
+            # A walk that misses the frame may have gone astray among inner frames that were just leaving.
+            with contextlib.suppress(UnreadableError):
+                if look():
+                    return True
+            if attempt > _STACK_TRIES:
+                time.sleep(_HOLD_PAUSE_S)
+        return False

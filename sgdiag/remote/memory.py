@@ -1,0 +1,232 @@
+"""Reading another process' memory without its noticing: no stop, no signal, no write.
+
+``process_vm_readv`` is the way, and never over a device's mapping: a stale pointer may lead anywhere, and behind such
+a mapping a driver may answer the page fault. ``/proc/PID/mem`` goes further and calls the driver for every access, so
+it serves only where the system call is denied (a seccomp filter), and then only over anonymous memory and files.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+import os
+import struct
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from sgdiag.remote.errors import BadAddressError, GoneError, NotPermittedError
+from sgdiag.remote.process import Mapping, Process
+
+Block: TypeAlias = tuple[int, int]
+"""Address and size in bytes."""
+
+ADDRESS_LIMIT = 1 << 47
+MAX_READ_BYTES = 64 << 20
+_IOV_MAX = 1024
+_BUFFER_BYTES = 1 << 16
+_SHORTEST_AGE_S = 0.05
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_readv = _libc.process_vm_readv
+_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+_readv.restype = ctypes.c_ssize_t
+
+
+class _Ranges:
+    """Address ranges, neighbours joined."""
+
+    def __init__(self, mappings: Sequence[Mapping]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for mapping in mappings:
+            if self._ends and self._ends[-1] == mapping.start:
+                self._ends[-1] = mapping.end
+            else:
+                self._starts.append(mapping.start)
+                self._ends.append(mapping.end)
+
+    def hold(self, address: int, size: int) -> bool:
+        """Whether all of these bytes lie in one range."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        return index >= 0 and address + size <= self._ends[index]
+
+    def touch(self, address: int, size: int) -> bool:
+        """Whether any of these bytes lies in a range."""
+        index = bisect.bisect_left(self._starts, address + size) - 1
+        return index >= 0 and address < self._ends[index]
+
+
+class Memory:
+    """The memory of one process. ``calls`` and ``bytes_read`` count what was asked of the kernel.
+
+    Not for use by two threads at once.
+    """
+
+    def __init__(self, process: Process, *, force_proc_mem: bool = False) -> None:
+        """Raises NotPermittedError or GoneError. ``force_proc_mem`` takes the fallback at once."""
+        self.process = process
+        self.calls = 0
+        self.bytes_read = 0
+        self._buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer).cast("B")
+        self._local = (ctypes.c_uint64 * 2)(ctypes.addressof(self._buffer), 0)
+        self._remote = (ctypes.c_uint64 * 2)()
+        self._local_at, self._remote_at = ctypes.addressof(self._local), ctypes.addressof(self._remote)
+        self._looked_at = 0.0
+        self._ordinary = _Ranges([])
+        self._devices = _Ranges([])
+        # Opening it asks for the very permission that reading needs, and says so with a clear errno.
+        self._descriptor = self._open()
+        self.refresh_mappings()
+        self.uses_proc_mem = force_proc_mem or not self._system_call_works()
+
+    def _open(self) -> int:
+        pid = self.process.pid
+        try:
+            return os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            raise NotPermittedError(f"the memory of process {pid} may not be read") from None
+        except OSError:
+            raise GoneError(f"there is no process {pid}") from None
+
+    def close(self) -> None:
+        """Give the descriptor back; the object must not be used any more."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _system_call_works(self) -> bool:
+        for mapping in self.process.mappings():
+            if mapping.readable and mapping.is_ordinary:
+                try:
+                    self._read_system_call(mapping.start, 8)
+                except BadAddressError:
+                    continue
+                except NotPermittedError:
+                    return False
+                return True
+        raise NotPermittedError(f"process {self.process.pid} has no memory that may be read")
+
+    def refresh_mappings(self, max_age_s: float = 0.0) -> None:
+        """Look again at what is mapped where, unless that was done less than ``max_age_s`` ago."""
+        if time.monotonic() - self._looked_at < max_age_s:
+            return
+        mappings = list(self.process.mappings())
+        self._ordinary = _Ranges([mapping for mapping in mappings if mapping.readable and mapping.is_ordinary])
+        self._devices = _Ranges([mapping for mapping in mappings if mapping.is_device])
+        self._looked_at = time.monotonic()
+
+    def is_device(self, address: int, size: int) -> bool:
+        """Whether any of these bytes belonged to a device when the mappings were looked at."""
+        return self._devices.touch(address, size)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Exactly ``size`` bytes. Raises BadAddressError, GoneError or NotPermittedError."""
+        if not 0 <= size <= MAX_READ_BYTES:
+            raise BadAddressError(f"{size} bytes at {address:#x} are too many")
+        if not 0 < address <= ADDRESS_LIMIT - size:
+            raise BadAddressError(f"{address:#x} is no address")
+        if self.uses_proc_mem:
+            return self._read_proc_mem(address, size)
+        if self._devices.touch(address, size):
+            raise BadAddressError(f"{address:#x} belongs to a device")
+        if size <= _BUFFER_BYTES:
+            return self._read_system_call(address, size)
+        parts = range(0, size, _BUFFER_BYTES)
+        return b"".join(self._read_system_call(address + at, min(_BUFFER_BYTES, size - at)) for at in parts)
+
+    def _read_system_call(self, address: int, size: int) -> bytes:
+        self._local[1] = size
+        self._remote[0], self._remote[1] = address, size
+        got = _readv(self.process.pid, self._local_at, 1, self._remote_at, 1, 0)
+        self.calls += 1
+        if got != size:
+            raise self._failure(ctypes.get_errno() if got < 0 else 0, address, size)
+        self.bytes_read += size
+        return bytes(self._view[:size])
+
+    def _failure(self, number: int, address: int, size: int) -> Exception:
+        if number in (errno.EPERM, errno.ENOSYS):
+            return NotPermittedError(f"the memory of process {self.process.pid} may not be read")
+        if number == errno.ESRCH:
+            return GoneError(f"process {self.process.pid} has ended")
+        self.process.check_same()
+        return BadAddressError(f"{size} bytes at {address:#x} cannot be read")
+
+    def _read_proc_mem(self, address: int, size: int) -> bytes:
+        if not self._ordinary.hold(address, size):
+            self.refresh_mappings(_SHORTEST_AGE_S)
+        if not self._ordinary.hold(address, size):
+            raise BadAddressError(f"{address:#x} lies in no ordinary memory")
+        try:
+            data = os.pread(self._descriptor, size, address)
+        except OSError:
+            data = b""
+        self.calls += 1
+        if len(data) != size:
+            raise self._failure(0, address, size)
+        self.bytes_read += size
+        return data
+
+
+class Batch:
+    """Many blocks read in the given order with one system call per 1,024 of them.
+
+    It does not look whether they belong to a device: give it what was read before, or asked ``is_device`` about.
+    """
+
+    def __init__(self, memory: Memory, blocks: Sequence[Block]) -> None:
+        """Prepares the read, to be run as often as needed."""
+        self._memory = memory
+        self.blocks = tuple(blocks)
+        self.size = sum(size for _, size in self.blocks)
+        if self.size > MAX_READ_BYTES:
+            raise BadAddressError(f"{self.size} bytes are too many for one read")
+        self._buffer = ctypes.create_string_buffer(max(self.size, 1))
+        self._view = memoryview(self._buffer).cast("B")
+        self._at = ctypes.addressof(self._buffer)
+        flat = [number for block in self.blocks for number in block]
+        self._vector = ctypes.create_string_buffer(struct.pack(f"<{len(flat)}Q", *flat))
+        self._vector_at = ctypes.addressof(self._vector)
+        self._offsets = [0]
+        for _, size in self.blocks:
+            self._offsets.append(self._offsets[-1] + size)
+
+    def read(self) -> bytes | list[bytes | None]:
+        """All blocks joined; or, if one cannot be read any more, each block for itself with None for those."""
+        memory = self._memory
+        if memory.uses_proc_mem:
+            return self._read_singly()
+        for first in range(0, len(self.blocks), _IOV_MAX):
+            count = min(_IOV_MAX, len(self.blocks) - first)
+            start, end = self._offsets[first], self._offsets[first + count]
+            local = struct.pack("<QQ", self._at + start, end - start)
+            got = _readv(memory.process.pid, local, 1, self._vector_at + 16 * first, count, 0)
+            memory.calls += 1
+            if got != end - start:
+                return self._read_singly()
+        memory.bytes_read += self.size
+        return bytes(self._view[: self.size])
+
+    def _read_singly(self) -> list[bytes | None]:
+        return [self._read_one(address, size) for address, size in self.blocks]
+
+    def _read_one(self, address: int, size: int) -> bytes | None:
+        try:
+            return self._memory.read(address, size)
+        except BadAddressError:
+            return None
+
+    def split(self, joined: bytes) -> list[bytes]:
+        """What ``read`` returned as one, block by block."""
+        offsets = self._offsets
+        return [joined[offsets[i] : offsets[i + 1]] for i in range(len(self.blocks))]

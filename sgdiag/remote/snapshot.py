@@ -1,0 +1,397 @@
+"""Many attribute paths read as of one instant, although the target never stops.
+
+A group's paths form a tree of steps. Every step remembers which blocks of memory decided its outcome, so that
+"does all of this still hold?" is one batched read and one comparison, and only steps whose memory changed are taken
+again. When several such comparisons in a row find no change, there was an instant at which all of it held together.
+
+One hole is left: memory that changed and changed back in between, as freed and reused objects do. An *epoch* closes
+it: an int of the target that only grows, such as a loop counter, is the first and the last thing that each comparison
+looks at. While it stands still, the target has not come around to reuse anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sgdiag.remote.errors import AbsentError, BadAddressError, OpaqueError, PathError, TornError, UnreadableError
+from sgdiag.remote.memory import Batch, Block
+from sgdiag.remote.paths import Path, Step, parse_path
+from sgdiag.remote.recorder import Recorder
+from sgdiag.remote.values import Decoder, Limits, Value
+from sgdiag.remote.walker import Walker
+
+_QUIET_WITH_EPOCH = 3
+_QUIET_WITHOUT_EPOCH = 5
+_SAMPLES = 10
+_SAMPLES_AGREEING = 9
+_ATTEMPTS_AT_ONCE = 6
+_ATTEMPTS_AT_ANY_COST = 4
+_PAUSE_S = 0.001
+
+
+class Status(enum.Enum):
+    """How far a result can be trusted.
+
+    CONSISTENT: it held at the same instant as all other consistent results of the same read.
+    RELAXED: it was read well, but not at the same instant as the rest; nothing may be concluded across fields.
+    TORN: it changes faster than it can be read.
+    ABSENT: there is no such attribute, key, index or root.
+    OPAQUE: it exists, but only code of the target could tell its value.
+    """
+
+    CONSISTENT = "consistent"
+    RELAXED = "relaxed"
+    TORN = "torn"
+    ABSENT = "absent"
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one path. ``value`` means something only if ``has_value``; ``reason`` is set otherwise.
+
+    ``address`` is that of the object (0 for a length), to tell whether two paths lead to the same one.
+    """
+
+    status: Status
+    value: Value = None
+    reason: str = ""
+    address: int = 0
+
+    @property
+    def has_value(self) -> bool:
+        """Whether there is a value at all."""
+        return self.status in (Status.CONSISTENT, Status.RELAXED)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a read cost. ``comparisons`` counts batched reads, ``steps`` the steps of paths that were taken (again)."""
+
+    attempts: int
+    comparisons: int
+    steps: int
+    microseconds: float
+    bytes_read: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The results of one read by path. ``complete``: all of them, absences included, as of one instant.
+
+    ``epoch`` is the epoch's value at that instant, None without an epoch or without such an instant.
+    """
+
+    results: Mapping[str, Result]
+    complete: bool
+    epoch: int | None
+    statistics: Statistics
+
+    def without_roots(self, reasons: Mapping[str, str]) -> Snapshot:
+        """The same with every path that starts from one of these roots absent for that reason."""
+        results = {
+            path: Result(Status.ABSENT, reason=reasons[root]) if (root := parse_path(path).root) in reasons else result
+            for path, result in self.results.items()
+        }
+        return dataclasses.replace(self, results=results, complete=False, epoch=None)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The last step of a path: decode what it leads to."""
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """The last step of a ``len()`` path."""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The first step: a root by name."""
+
+    root: str
+
+
+_AnyStep = Step | _Start | _Read | _Measure
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """An address to go on from, a value, or why there is neither."""
+
+    address: int = 0
+    value: Value = None
+    failure: Status | None = None
+    reason: str = ""
+
+
+@dataclass
+class _Node:
+    step: _AnyStep
+    parent: int
+    outcome: _Outcome | None = None
+    blocks: dict[Block, bytes] = field(default_factory=dict)
+
+
+class Group:
+    """Paths that are read together, and what is remembered of them from read to read. A group belongs to one reader.
+
+    ``epoch`` is the path of an int that only grows; see the module's text.
+    """
+
+    def __init__(self, paths: Iterable[str], *, epoch: str | None = None, limits: Limits | None = None) -> None:
+        """Raises PathError for a path that does not parse."""
+        self.paths = tuple(dict.fromkeys(paths))
+        self.epoch = epoch
+        self.limits = limits or Limits()
+        self._nodes: list[_Node] = []
+        self._index: dict[tuple[int, _AnyStep], int] = {}
+        self._epoch_end = self._add(self._epoch_path(epoch)) if epoch else -1
+        self._epoch_nodes = len(self._nodes)
+        self._ends = {path: self._add(parse_path(path)) for path in self.paths}
+        self._comparison: _Comparison | None = None
+
+    @staticmethod
+    def _epoch_path(text: str) -> Path:
+        path = parse_path(text)
+        if path.of_length:
+            raise PathError("an epoch must be an int that the target keeps")
+        return path
+
+    def _add(self, path: Path) -> int:
+        at = self._node(-1, _Start(path.root))
+        for step in path.steps:
+            at = self._node(at, step)
+        return self._node(at, _Measure() if path.of_length else _Read())
+
+    def _node(self, parent: int, step: _AnyStep) -> int:
+        if (parent, step) not in self._index:
+            self._index[parent, step] = len(self._nodes)
+            self._nodes.append(_Node(step, parent))
+        return self._index[parent, step]
+
+    @property
+    def roots(self) -> set[str]:
+        """The roots that its paths start from."""
+        return {node.step.root for node in self._nodes if isinstance(node.step, _Start)}
+
+    def forget(self) -> None:
+        """Read everything anew next time."""
+        for node in self._nodes:
+            node.outcome = None
+            node.blocks = {}
+        self._comparison = None
+
+
+class _Comparison:
+    """All blocks that a group relies on, as one batched read."""
+
+    def __init__(self, recorder: Recorder, nodes: Sequence[_Node], epoch_nodes: int) -> None:
+        users: dict[tuple[Block, bytes], list[int]] = {}
+        for i, node in enumerate(nodes):
+            for block, data in node.blocks.items():
+                users.setdefault((block, data), []).append(i)
+        epoch = [key for key, found in users.items() if found[0] < epoch_nodes]
+        # The epoch comes first in the dict already; looking at it last, too, frames all the rest.
+        keys = [*users, *epoch]
+        self._users = [users[key] for key in keys]
+        self._data = [data for _, data in keys]
+        self._expected = b"".join(self._data)
+        self._batch = Batch(recorder.memory, [block for block, _ in keys])
+
+    def changed(self) -> set[int]:
+        """The nodes whose memory is not what it was."""
+        found = self._batch.read()
+        if found == self._expected:
+            return set()
+        pieces = self._batch.split(found) if isinstance(found, bytes) else found
+        return {
+            node
+            for users, data, piece in zip(self._users, self._data, pieces, strict=True)
+            if piece != data
+            for node in users
+        }
+
+
+class Collector:
+    """Reads groups of one process."""
+
+    def __init__(self, recorder: Recorder, walker: Walker, decoder: Decoder) -> None:
+        self._recorder = recorder
+        self._walker = walker
+        self._decoder = decoder
+        self._comparisons = 0
+        self._steps = 0
+
+    def read(self, group: Group, roots: Mapping[str, int], *, attempts: int, budget_s: float) -> Snapshot:
+        """All paths of the group, after at most ``attempts`` and about ``budget_s`` seconds.
+
+        A few attempts are made even if that takes longer: the first read of a group fills caches.
+        Raises RemoteError's kinds only; whatever is wrong with one path is that path's result.
+        """
+        memory = self._recorder.memory
+        started, bytes_before = time.perf_counter(), memory.bytes_read
+        self._comparisons = self._steps = 0
+        deadline = started + budget_s
+        changed = self._changed(group)
+        attempt, complete = 0, False
+        while not complete and attempt < attempts:
+            if attempt >= _ATTEMPTS_AT_ANY_COST and time.perf_counter() > deadline:
+                break
+            if attempt >= _ATTEMPTS_AT_ONCE:
+                # The best moment is right after a change; if none of those was quiet, another phase of its loop may be.
+                time.sleep(_PAUSE_S)
+                changed |= self._changed(group)
+            attempt += 1
+            self._take_steps(group, roots, changed)
+            changed = self._changes_while_quiet(group)
+            complete = not changed
+        if complete:
+            results = {path: self._settled(group, end) for path, end in group._ends.items()}
+        else:
+            results = self._incomplete(group, roots, budget_s)
+        statistics = Statistics(
+            attempts=attempt,
+            comparisons=self._comparisons,
+            steps=self._steps,
+            microseconds=(time.perf_counter() - started) * 1e6,
+            bytes_read=memory.bytes_read - bytes_before,
+        )
+        return Snapshot(results, complete, self._epoch_of(group) if complete else None, statistics)
+
+    @staticmethod
+    def _epoch_of(group: Group) -> int | None:
+        outcome = group._nodes[group._epoch_end].outcome if group.epoch else None
+        return outcome.value if outcome is not None and isinstance(outcome.value, int) else None
+
+    def _quiet(self, group: Group) -> int:
+        """How many comparisons in a row must find no change."""
+        return _QUIET_WITHOUT_EPOCH if self._epoch_of(group) is None else _QUIET_WITH_EPOCH
+
+    def _changes_while_quiet(self, group: Group) -> set[int]:
+        """The first changes that are found, or nothing if the target was quiet throughout."""
+        for _ in range(self._quiet(group)):
+            changed = self._changed(group)
+            if changed:
+                return changed
+        return set()
+
+    def _changed(self, group: Group) -> set[int]:
+        if group._comparison is None:
+            group._comparison = _Comparison(self._recorder, group._nodes, group._epoch_nodes)
+        self._comparisons += 1
+        changed = group._comparison.changed()
+        for i, node in enumerate(group._nodes):
+            if node.outcome is None or node.outcome.failure is Status.TORN:
+                changed.add(i)
+        return changed
+
+    def _take_steps(self, group: Group, roots: Mapping[str, int], changed: set[int]) -> None:
+        """Take the changed steps again, and those that start from where these lead to now."""
+        moved: set[int] = set()
+        with self._recorder.one_look():
+            for i, node in enumerate(group._nodes):
+                if i not in changed and node.parent not in moved:
+                    continue
+                before = node.outcome
+                node.blocks = self._recorder.blocks = {}
+                try:
+                    node.outcome = self._take(group, roots, node)
+                finally:
+                    self._recorder.blocks = None
+                self._steps += 1
+                if node.outcome != before:
+                    moved.add(i)
+        if changed:
+            group._comparison = None
+
+    def _take(self, group: Group, roots: Mapping[str, int], node: _Node) -> _Outcome:
+        parent = group._nodes[node.parent].outcome if node.parent >= 0 else _Outcome()
+        if parent is None or parent.failure is not None:
+            return parent or _Outcome(failure=Status.TORN, reason="not read yet")
+        try:
+            return self._step(group, roots, node.step, parent.address)
+        except AbsentError as error:
+            return _Outcome(failure=Status.ABSENT, reason=str(error))
+        except OpaqueError as error:
+            return _Outcome(failure=Status.OPAQUE, reason=str(error))
+        except (TornError, BadAddressError) as error:
+            return _Outcome(failure=Status.TORN, reason=str(error))
+
+    def _step(self, group: Group, roots: Mapping[str, int], step: _AnyStep, address: int) -> _Outcome:
+        match step:
+            case _Start():
+                if step.root not in roots:
+                    raise AbsentError(f"there is no root {step.root!r}")
+                return _Outcome(address=roots[step.root])
+            case _Measure():
+                return _Outcome(value=self._decoder.length(address))
+            case _Read():
+                return _Outcome(address=address, value=self._decoder.value(address, group.limits))
+        return _Outcome(address=self._walker.follow(address, step))
+
+    @staticmethod
+    def _settled(group: Group, end: int, status: Status = Status.CONSISTENT) -> Result:
+        outcome = group._nodes[end].outcome or _Outcome(failure=Status.TORN)
+        if outcome.failure is not None:
+            return Result(outcome.failure, reason=outcome.reason)
+        return Result(status, outcome.value, address=outcome.address)
+
+    def _incomplete(self, group: Group, roots: Mapping[str, int], budget_s: float) -> dict[str, Result]:
+        """What can be said path by path where there was no quiet instant for all of them."""
+        unsettled: set[int] = set()
+        for _ in range(self._quiet(group)):
+            unsettled |= self._changed(group)
+        # Results that held throughout belong together, unless the epoch moved on meanwhile.
+        epoch_moved = any(node in unsettled for node in range(group._epoch_nodes))
+        status = Status.RELAXED if epoch_moved else Status.CONSISTENT
+        results: dict[str, Result] = {}
+        deadline = time.perf_counter() + budget_s
+        for path, end in group._ends.items():
+            if unsettled.isdisjoint(self._lineage(group, end)):
+                results[path] = self._settled(group, end, status)
+            else:
+                results[path] = self._sampled(group, roots, end, deadline)
+        return results
+
+    @staticmethod
+    def _lineage(group: Group, end: int) -> list[int]:
+        """A path's nodes from the root on."""
+        nodes: list[int] = []
+        while end >= 0:
+            nodes.append(end)
+            end = group._nodes[end].parent
+        return nodes[::-1]
+
+    def _sampled(self, group: Group, roots: Mapping[str, int], end: int, deadline: float) -> Result:
+        """A path for itself: the value that nearly all of several reads agree on."""
+        steps = [group._nodes[i].step for i in self._lineage(group, end)]
+        seen: list[tuple[str, _Outcome]] = []
+        for taken in range(_SAMPLES):
+            if taken and time.perf_counter() > deadline:
+                break
+            try:
+                outcome = _Outcome()
+                for step in steps:
+                    outcome = self._step(group, roots, step, outcome.address)
+                seen.append((repr(outcome.value), outcome))
+            except AbsentError as error:
+                seen.append((repr(error), _Outcome(failure=Status.ABSENT, reason=str(error))))
+            except OpaqueError as error:
+                seen.append((repr(error), _Outcome(failure=Status.OPAQUE, reason=str(error))))
+            except UnreadableError:
+                continue
+            finally:
+                self._steps += len(steps)
+        texts = [text for text, _ in seen]
+        for text, outcome in seen:
+            if texts.count(text) >= _SAMPLES_AGREEING:
+                if outcome.failure is not None:
+                    return Result(outcome.failure, reason=outcome.reason)
+                return Result(Status.RELAXED, outcome.value, address=outcome.address)
+        return Result(Status.TORN, reason="it changes faster than it can be read")
