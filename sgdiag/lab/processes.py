@@ -140,29 +140,46 @@ def shared_memory_inodes(maps: str) -> set[int]:
 
 def shared_memory_of(pids: Iterable[int]) -> set[str]:
     """Files under /dev/shm that the processes have mapped or open."""
+    pids = list(pids)
+    return _named(_mapped(pids) | _opened(pids))
+
+
+def _mapped(pids: Iterable[int]) -> set[int]:
     held: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             held |= shared_memory_inodes((_PROC / str(pid) / "maps").read_text(errors="replace"))
+    return held
+
+
+def _opened(pids: Iterable[int]) -> set[int]:
+    held: set[int] = set()
+    for pid in pids:
         with contextlib.suppress(OSError):
             for handle in (_PROC / str(pid) / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(handle.readlink()).startswith(_SHARED_MEMORY):
                         held.add(handle.stat().st_ino)
+    return held
+
+
+def _named(inodes: set[int]) -> set[str]:
     found = set()
     for file in Path(_SHARED_MEMORY).iterdir():
         with contextlib.suppress(OSError):
-            if file.lstat().st_ino in held:
+            if file.lstat().st_ino in inodes:
                 found.add(str(file))
     return found
 
 
 def _remove_unused(paths: set[str]) -> None:
-    """Remove shared memory that the ended processes held and nobody else has open."""
+    """Remove shared memory that the ended processes held and nobody else has mapped.
+
+    Who only has it open reads it from outside, and keeps what it reads when the name is gone.
+    """
     left = {path for path in paths if Path(path).exists()}
     if not left:
         return
-    in_use = shared_memory_of(_pids())
-    for path in left - in_use:
+    for path in left - _named(_mapped(_pids())):
         with contextlib.suppress(OSError):
             Path(path).unlink()

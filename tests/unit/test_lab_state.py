@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import stat
@@ -253,3 +254,18 @@ def test_pool_reuses_makes_room_and_replaces_the_dead(monkeypatch: pytest.Monkey
         labs.end(third)
         assert third.name not in alive
     assert alive == set()
+
+
+def test_shared_memory_is_removed_from_under_a_reader_but_not_from_under_a_user() -> None:
+    file = Path(f"/dev/shm/sgdiag-test-{os.getpid()}")
+    file.write_bytes(b"x" * 4096)
+    try:
+        with file.open("rb") as reader:
+            with mmap.mmap(reader.fileno(), 0, prot=mmap.PROT_READ):
+                processes._remove_unused({str(file)})
+                assert file.exists()
+            processes._remove_unused({str(file)})
+            assert not file.exists()
+            assert reader.read() == b"x" * 4096
+    finally:
+        file.unlink(missing_ok=True)
