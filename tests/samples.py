@@ -9,6 +9,7 @@ import msgspec
 
 from sgdiag.model import (
     Advice,
+    Batch,
     Collectives,
     Communicator,
     Disagreement,
@@ -34,6 +35,7 @@ from sgdiag.model import (
     Snapshot,
     SourceStatus,
     Speculation,
+    Thread,
     unknown,
 )
 
@@ -58,6 +60,57 @@ def _constant(value: T, source: str) -> Known[T]:
     return Known(value, source)
 
 
+def _batches(running: int, when: float) -> tuple[Batch, ...]:
+    """A running batch between two steps, and the same in flight: the target verifies its drafts."""
+
+    def batch(name: Any, mode: str, slots: int | None, spec: str, shapes: dict[str, tuple[int, ...]]) -> Batch:
+        path = f"object:Scheduler.{name}_batch"
+        return Batch(
+            name=name,
+            mode=known(mode, f"{path}.forward_mode", when),
+            requests=known(running, f"object:len(Scheduler.{name}_batch.reqs)", when),
+            seq_lens_shape=known((running,), f"{path}.seq_lens", when),
+            out_cache_loc_shape=known((slots,), f"{path}.out_cache_loc", when)
+            if slots is not None
+            else unknown("None now: the next step sets it"),
+            spec_info_type=known(spec, f"{path}.spec_info", when),
+            spec_info_shapes=known(shapes, f"{path}.spec_info", when),
+        )
+
+    rows = {"topk_p": (running, 1), "topk_index": (running, 1), "hidden_states": (running, 5120)}
+    tree = {"draft_token": (4 * running,), "positions": (4 * running,), "retrieve_index": (running, 4)}
+    return (
+        batch("running", "DECODE", None, "EagleDraftInput", {**rows, "bonus_tokens": (running,)}),
+        batch("current", "TARGET_VERIFY", 4 * running, "EagleVerifyInput", {**tree, "custom_mask": (91_208,)}),
+    )
+
+
+def _threads(tp: int) -> tuple[Thread, ...]:
+    loop = (
+        "event_loop_overlap (sglang/srt/managers/scheduler.py:1702)",
+        "dispatch_event_loop (sglang/srt/managers/scheduler.py:5210)",
+        "run_scheduler_process (sglang/srt/managers/scheduler.py:5344)",
+        "run (multiprocessing/process.py:108)",
+    )
+    return (
+        Thread(
+            native_id=4500 + tp, name="watchdog", frames=("wait (threading.py:331)", "_watch (sglang/srt/utils.py:77)")
+        ),
+        Thread(
+            native_id=4311 + tp,
+            name="MainThread",
+            frames=(
+                "execute (sglang/srt/model_executor/runner/decode_cuda_graph_runner.py:812)",
+                "verify (sglang/srt/speculative/eagle_worker_v2.py:1544)",
+                "forward_batch_generation (sglang/srt/speculative/eagle_worker_v2.py:1483)",
+                "run_batch (sglang/srt/managers/scheduler.py:4700)",
+                *loop,
+            ),
+        ),
+        Thread(native_id=4600 + tp, name="Thread-3"),
+    )
+
+
 def _rank(tp: int, second: int, at: float) -> Rank:
     wave = 0.5 + 0.35 * math.sin(second / 17) + 0.05 * math.sin(second / 3)
     used = round(131_072 * wave)
@@ -80,6 +133,12 @@ def _rank(tp: int, second: int, at: float) -> Rank:
         graph_passes_total=known(
             {"decode": 91_204 + second * 30, "none": 812}, "metrics:sglang:cuda_graph_passes_total", when
         ),
+        forward_steps_total=known(93_016 + second * 30, "object:Scheduler.forward_ct", when),
+        free_request_slots=known(48 - running, "object:len(Scheduler.req_to_token_pool.free_slots)", when),
+        request_slots=_constant(48, "object:Scheduler.req_to_token_pool.size"),
+        attention_backend=_constant("FlashAttentionBackend", "object:Scheduler.tp_worker._model_runner.attn_backend"),
+        threads=known(_threads(tp), "object:threads", when),
+        batches=_batches(running, when),
         kv=KvPool(
             capacity_tokens=_constant(131_072, "log:212"),
             used_tokens=known(used, "metrics:sglang:kv_used_tokens", when),
@@ -88,6 +147,11 @@ def _rank(tp: int, second: int, at: float) -> Rank:
             usage_ratio=known(used / 131_072, "metrics:sglang:token_usage", when),
             page_size_tokens=_constant(1, "server_info:page_size"),
             dtype=_constant("bfloat16", "log:212"),
+            pool_type=_constant("MHATokenToKVPool", "object:Scheduler.tp_worker._model_runner.token_to_kv_pool"),
+            cache_type=_constant("UnifiedRadixCache", "object:Scheduler.tree_cache"),
+            layers=_constant(64, "object:Scheduler.tp_worker._model_runner.token_to_kv_pool.layer_num"),
+            buffer_shape=_constant((131_073, 4, 128), "object:Scheduler.tp_worker._model_runner.token_to_kv_pool"),
+            protected_tokens=known(used // 2, "object:Scheduler.tree_cache.protected_size_", when),
             size_bytes=_constant(18 * GIB, "log:213"),
         ),
         memory=RankMemory(
@@ -136,6 +200,8 @@ def _processes(at: float) -> tuple[Process, ...]:
             memory_bytes=known(round(memory * GIB), "procfs:statm", at),
             title=_constant(f"sglang::{role}", "procfs:cmdline"),
             threads=known(64, "procfs:status", at),
+            uid=_constant(0, "procfs:status"),
+            container=_constant("docker 5f0c1d2a9b3e", "procfs:cgroup"),
             **more,
         )
 
@@ -166,6 +232,9 @@ def _gpus(at: float) -> Gpus:
         return Gpu(
             index=index,
             name=_constant("NVIDIA H100 NVL", "nvml"),
+            uuid=_constant(f"GPU-5ed22c1a-0b7e-4d3f-9a55-{index:012}", "nvml"),
+            compute_capability=_constant("9.0", "nvml"),
+            peers=_constant({str(1 - index): "OK"}, "nvml"),
             memory_total_bytes=_constant(94 * GIB, "nvml"),
             memory_used_bytes=known(86 * GIB, "nvml", at),
             memory_free_bytes=known(8 * GIB, "nvml", at),
@@ -177,6 +246,32 @@ def _gpus(at: float) -> Gpus:
         )
 
     return Gpus(driver=_constant("570.86.15", "nvml"), devices=(gpu(0, (4311, 3977)), gpu(1, (4312, 999))))
+
+
+_ARGUMENTS: dict[str, Any] = {
+    "model_path": "/models/Qwen3-32B",
+    "served_model_name": "Qwen3-32B",
+    "trust_remote_code": False,
+    "host": "127.0.0.1",
+    "port": 30000,
+    "api_key": "***",
+    "tp_size": 2,
+    "mem_fraction_static": 0.842,
+    "max_running_requests": 48,
+    "schedule_conservativeness": 1.0,
+    "page_size": 1,
+    "attention_backend": "fa3",
+    "lora_paths": None,
+    "speculative_algorithm": "EAGLE3",
+    "speculative_draft_model_path": "/models/Qwen3-32B-EAGLE3",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "disable_radix_cache": False,
+    "enable_metrics": True,
+    "enable_hierarchical_cache": False,
+    "cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2, 4, 8, 12, 16, 24, 32, 40, 48]}},
+}
 
 
 def connected(second: int = 0, *, ranks: int = 2) -> Snapshot:
@@ -206,6 +301,7 @@ def connected(second: int = 0, *, ranks: int = 2) -> Snapshot:
             max_prefill_tokens=_constant(16_384, "server_info:max_prefill_tokens"),
             attention_backend=_constant("fa3", "log:33"),
             scheduler_overlap=_constant(True, "server_info:disable_overlap_schedule"),
+            args=_constant(_ARGUMENTS, "server_info"),
         ),
         ranks=tuple(_rank(tp, second, at) for tp in range(ranks)),
         latency=Latency(
@@ -228,13 +324,15 @@ def connected(second: int = 0, *, ranks: int = 2) -> Snapshot:
             topk=_constant(1, "server_info:speculative_eagle_topk"),
             draft_tokens=_constant(4, "server_info:speculative_num_draft_tokens"),
             adaptive=_constant(False, "server_info:speculative_adaptive"),
-            worker=unknown("only a live object or a newer log names the worker"),
+            worker=_constant("EAGLEWorkerV2", "object:Scheduler.draft_worker"),
+            adaptive_state=unknown("this server does not adapt its steps"),
+            draft_attention_backend=unknown("only a live object of a newer release names it"),
             accept_length_since_start_tokens=known(2.74, "server_info:avg_spec_accept_length", at - 4),
             verify_calls_total=known(911_204 + 31 * second, "metrics:sglang:spec_verify_calls_total", at - 0.4),
         ),
         graphs=(
             GraphSet(
-                name="target decode",
+                name="target verify",
                 enabled=_constant(True, "log:240"),
                 backend=_constant("full", "log:240"),
                 sizes=_constant((1, 2, 4, 8, 12, 16, 24, 32, 40, 48), "log:240"),
@@ -280,11 +378,17 @@ def connected(second: int = 0, *, ranks: int = 2) -> Snapshot:
                     group="tp",
                     size_ranks=_constant(ranks, "log:150"),
                     custom_allreduce=_constant("the GPUs have no NVLink between them", "log:155"),
+                    pynccl=_constant("on", "object:parallel_state._TP.pynccl_comm"),
+                    symmetric_memory=_constant("absent", "object:parallel_state._TP.torch_symm_mem_comm"),
+                    pcie_ipc=_constant("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE is not set", "object:parallel_state._TP"),
                 ),
                 Communicator(
                     group="world",
                     size_ranks=_constant(ranks, "log:150"),
                     custom_allreduce=unknown("this group never uses it"),
+                    pynccl=_constant("disabled", "object:parallel_state._WORLD.pynccl_comm"),
+                    symmetric_memory=_constant("absent", "object:parallel_state._WORLD.torch_symm_mem_comm"),
+                    pcie_ipc=_constant("absent", "object:parallel_state._WORLD.pcie_ipc_comm"),
                 ),
             ),
         ),
@@ -296,6 +400,7 @@ def connected(second: int = 0, *, ranks: int = 2) -> Snapshot:
             SourceStatus(name="http", state="ok", last_ok_at=at - 4, took_s=0.02),
             SourceStatus(name="metrics", state="ok", last_ok_at=at - 0.4, took_s=0.03),
             SourceStatus(name="log", state="ok", last_ok_at=at - 0.2, took_s=0.001),
+            SourceStatus(name="objects", state="ok", last_ok_at=at - 0.4, took_s=0.003),
             SourceStatus(name="nvml", state="ok", last_ok_at=at - 1, took_s=0.004),
             SourceStatus(name="shm", state="off", reason="no load snapshot before 0.5.13"),
         ),

@@ -16,6 +16,7 @@ _GIVEN_BY = {
     "procfs": "processes",
     "environ": "processes",
     "file": "processes",
+    "object": "objects",
 }
 """Which source gives facts of a kind, where it does not bear the same name."""
 

@@ -1,10 +1,34 @@
-"""Which captured CUDA graph a batch runs on."""
+"""Which captured CUDA graph a batch runs on, and why on none."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from sgdiag.model import GraphSet, Known, Unknown, combine, unknown
+import msgspec
+
+from sgdiag.model import Batch, Fact, GraphSet, Known, Unknown, combine, unknown
+
+_DECODING = frozenset({"DECODE", "TARGET_VERIFY", "IDLE"})
+"""Modes that the graphs of the target serve; a speculating server's batch is DECODE until the target verifies it."""
+
+NOTHING_RUNS = "nothing is running"
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """The captured batch ``size`` that a batch runs on; ``padded`` requests of it are computed in vain.
+
+    ``tokens_per_request`` is None where no source tells it.
+    """
+
+    size: int
+    padded: int
+    tokens_per_request: int | None = None
+
+
+def target_graphs(graphs: tuple[GraphSet, ...]) -> GraphSet | None:
+    """The set that the target decodes on: verification's on a server that speculates."""
+    named = {entry.name: entry for entry in graphs}
+    return named.get("target verify") or named.get("target decode")
 
 
 def captured_size(graphs: GraphSet, batch: Known[int] | Unknown) -> Known[int] | Unknown:
@@ -25,5 +49,25 @@ def captured_size(graphs: GraphSet, batch: Known[int] | Unknown) -> Known[int] |
         return found
     if found.value is None:
         empty = isinstance(batch, Known) and batch.value <= 0
-        return unknown("nothing is running" if empty else "larger than any captured size: runs without a graph")
+        return unknown(NOTHING_RUNS if empty else "larger than any captured size: runs without a graph")
     return Known(found.value, found.source, "derived", found.at)
+
+
+def batch_fit(graphs: GraphSet, batch: Batch, width: Fact[int]) -> Fact[Fit]:
+    """The graph of ``graphs`` (a set with sizes in requests) that ``batch`` replays.
+
+    ``width`` is the number of tokens per request that the batch runs with; unknown: that of the captured graphs.
+    Unknown with the reason when there is none to replay: no batch, its mode, its width or its size.
+    """
+    if isinstance(batch.requests, Known) and batch.requests.value <= 0:
+        return unknown(NOTHING_RUNS)
+    if isinstance(batch.mode, Known) and batch.mode.value not in _DECODING:
+        return unknown(f"{batch.mode.value} is not decoding: these graphs do not serve it")
+    size = captured_size(graphs, batch.requests)
+    if isinstance(size, Unknown):
+        return size
+    captured = graphs.tokens_per_request
+    if isinstance(captured, Known) and isinstance(width, Known) and captured.value != width.value:
+        return unknown(f"captured for {captured.value} tokens per request, this batch has {width.value}")
+    each = width.or_else(captured.or_else(None))
+    return combine(lambda size, requests: Fit(size, size - requests, each), size, batch.requests, source=size.source)

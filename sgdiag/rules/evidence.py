@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 from sgdiag.model import Evidence, Fact, Finding, Known, Rank, Snapshot, Unknown
 
 
 def seen(fact: Fact[object], text: str) -> Evidence:
     """``text`` as evidence from where ``fact`` came from."""
     return Evidence(fact.source if isinstance(fact, Known) else "unknown", text)
+
+
+def one_read(*facts: Fact[Any]) -> bool:
+    """Whether all of ``facts`` are known and were true at one instant.
+
+    Only then may a rule set them against each other: values of a scheduler that were read one after the other differ
+    on a healthy server too. A value without a time holds for the life of the process, at any instant.
+    """
+    return all(isinstance(fact, Known) for fact in facts) and len({fact.at for fact in facts if _timed(fact)}) <= 1
+
+
+def _timed(fact: Fact[Any]) -> TypeGuard[Known[Any]]:
+    return isinstance(fact, Known) and fact.at > 0
 
 
 def cannot_tell(finding_id: str, whether: str, missing: str, fact: Unknown | None = None) -> Finding:

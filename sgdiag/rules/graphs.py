@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sgdiag.analysis.graph_fit import target_graphs
 from sgdiag.model import Advice, Finding, Known, Snapshot
 from sgdiag.rules.evidence import rank_label, seen
 from sgdiag.rules.registry import rule
@@ -67,4 +68,62 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
             ),
         ),
         playbook="decode-without-graph",
+    )
+
+
+_DRAFTING_TREES = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"})
+"""Algorithms whose target verifies the same number of tokens of every request."""
+
+
+@rule("graph-width-mismatch")
+def graph_width_mismatch(snapshot: Snapshot) -> Finding | None:
+    speculation, graphs = snapshot.speculation, target_graphs(snapshot.graphs)
+    if (
+        graphs is None
+        or snapshot.server.device.or_else("cuda") != "cuda"  # the CPU's runner knows no widths
+        or speculation.algorithm.or_else("none").upper() not in _DRAFTING_TREES
+        or not graphs.enabled.or_else(True)
+    ):
+        return None
+    captured, runs = graphs.tokens_per_request, speculation.draft_tokens
+    if not isinstance(captured, Known) or not isinstance(runs, Known):
+        return None
+    # What changes the width at run time swaps the graphs with it, which only one read of both can show.
+    asked = snapshot.server.args.or_else({}).get("speculative_num_draft_tokens", runs.value if not runs.at else None)
+    fixed = not captured.at and runs.value == asked and not speculation.adaptive.or_else(False)
+    if not fixed and not (captured.at and captured.at == runs.at):
+        return None
+    evidence = (
+        seen(captured, f"{graphs.name}: captured for {captured.value} tokens per request"),
+        seen(runs, f"the server verifies {runs.value} draft tokens per request"),
+    )
+    if captured.value == runs.value:
+        return Finding(
+            id="graph-width-mismatch",
+            title="the captured graphs are as wide as verification",
+            verdict="PASS",
+            evidence=evidence,
+        )
+    return Finding(
+        id="graph-width-mismatch",
+        title="CUDA graphs were captured for another width than verification has",
+        verdict="FAIL",
+        confidence=0.85,
+        evidence=evidence,
+        cause=(
+            "the number of draft tokens was changed after the graphs were captured: releases from 0.5.16 on then run "
+            "every verify step without a graph, older ones replay a graph of the wrong shape"
+        ),
+        advice=(
+            Advice(
+                "restart with the width that is wanted",
+                f"--speculative-num-draft-tokens {runs.value}",
+                "graphs are captured for it",
+            ),
+            Advice(
+                "to change the width at run time, let SGLang do it: it captures a set of graphs for each width",
+                "--speculative-adaptive",
+            ),
+        ),
+        playbook="graph-width-mismatch",
     )

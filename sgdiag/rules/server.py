@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sgdiag.analysis.threads import main_thread
 from sgdiag.model import Advice, Evidence, Finding, Known, Snapshot
-from sgdiag.rules.evidence import cannot_tell, seen
+from sgdiag.rules.evidence import cannot_tell, rank_label, seen
 from sgdiag.rules.registry import rule
 
 
@@ -31,7 +32,7 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
         id="server-not-serving",
         title="the server is gone" if down else "the server's processes live, but it does not answer",
         verdict="FAIL",
-        evidence=(seen(health, f"health is {health.value}"), *last_errors),
+        evidence=(seen(health, f"health is {health.value}"), *(() if down else _where(snapshot)), *last_errors),
         cause=(
             "its processes ended"
             if down
@@ -42,6 +43,16 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
             Advice("look for ranks that outlived it", "sgdiag doctor", "an orphaned scheduler holds GPU memory"),
         ),
         playbook="server-not-serving",
+    )
+
+
+def _where(snapshot: Snapshot) -> tuple[Evidence, ...]:
+    """What the main thread of each rank is doing, for ranks whose frames were read."""
+    mains = [(rank, main_thread(rank.threads.or_else(()))) for rank in snapshot.ranks]
+    return tuple(
+        seen(rank.threads, f"{rank_label(snapshot, rank)}: its main thread is in {main.frames[0]}")
+        for rank, main in mains
+        if main is not None and main.frames
     )
 
 

@@ -1,4 +1,4 @@
-"""The application: one snapshot a second, eight screens, redrawn where they changed."""
+"""The application: one snapshot a second, nine screens, redrawn where they changed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from sgdiag.tui.page import Page, Picker, Tail
 from sgdiag.tui.paint import Look, Palette, fit
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.themes import DARK, LIGHT, palette
+from sgdiag.tui.views.arguments import arguments
 from sgdiag.tui.views.banner import banner
 from sgdiag.tui.views.collectives import collectives
 from sgdiag.tui.views.common import VERDICT_SIGNS, health, model_name
@@ -47,6 +48,7 @@ PAGES: dict[str, Callable[[Scene], list[Text]]] = {
     "graphs": graphs,
     "collectives": collectives,
     "processes": processes,
+    "arguments": arguments,
 }
 SCREENS = {
     "overview": ("Overview", "Overview"),
@@ -57,6 +59,7 @@ SCREENS = {
     "processes": ("Processes", "Procs"),
     "log": ("Log", "Log"),
     "findings": ("Findings", "Findings"),
+    "arguments": ("Args", "Args"),
 }
 """Screens in the order of their number keys, with a long and a short name."""
 
@@ -74,6 +77,7 @@ class SgdiagApp(App[None]):
         Binding("s", "sources", "Sources"),
         Binding("t", "shade", "Dark or light"),
         Binding("w", "wrap", show=False),
+        Binding("f", "frames", show=False),
         Binding("space", "pause", show=False),
         Binding("question_mark", "help", "Help"),
         Binding("q", "quit", "Quit"),
@@ -102,6 +106,7 @@ class SgdiagApp(App[None]):
         self.current = "overview"
         self._sources = False
         self._wrapped = False
+        self._frames = False
         self._paused: Snapshot | None = None
         self._shown: dict[str, Text] = {}
         self._tab_ends: dict[str, int] = {}
@@ -157,7 +162,7 @@ class SgdiagApp(App[None]):
 
     def _draw(self) -> None:
         look = Look(self._snapshot, self._palette, self._sources)
-        scene = Scene(look, self.size.width - 2, self.size.height, self.history, self._findings)
+        scene = Scene(look, self.size.width - 2, self.size.height, self.history, self._findings, frames=self._frames)
         self._put("head", self._head(scene))
         self._put("tabs", self._tabs(scene))
         self._put("foot", self._foot(look))
@@ -248,29 +253,30 @@ class SgdiagApp(App[None]):
         worst = next(
             (verdict for verdict in SEVERITY[:2] if any(f.verdict == verdict for f in scene.findings or ())), None
         )
-        long = scene.width >= 112
+        long = scene.width >= 116
         line = look.join()
         self._tab_ends.clear()
         for number, (name, names) in enumerate(SCREENS.items(), 1):
-            title = f" {number} {names[0] if long else names[1]} "
+            title = f" {number} {names[0]} " if long else f" {number} {names[1]}"
             active = name == self.current
             tab = look.ink(title, "tab" if active else "label")
             line.append_text(tab)
+            if name == "findings" and worst is not None:
+                sign, role = VERDICT_SIGNS[worst]
+                number = sum(finding.verdict == worst for finding in scene.findings or ())
+                line.append_text(look.ink(f"{sign}{number} " if long else f" {sign}{number}", role))
             self._tab_ends[name] = line.cell_len
-        if worst is not None:
-            sign, role = VERDICT_SIGNS[worst]
-            number = sum(finding.verdict == worst for finding in scene.findings or ())
-            line.append_text(look.ink(f"{sign}{number}", role))
         return line
 
     def _foot(self, look: Look) -> Text:
-        keys = [("1-8", "screens"), ("s", "hide sources" if self._sources else "sources")]
+        keys = [("1-9", "screens"), ("s", "hide sources" if self._sources else "sources")]
         if self.current == "log":
             keys += [("space", "follow" if self._paused else "pause"), ("w", "unwrap" if self._wrapped else "wrap")]
         elif self.current == "findings":
             keys.append(("↑↓", "choose"))
         else:
             keys.append(("↑↓", "scroll"))
+            keys += [("f", "back" if self._frames else "frames")] * (self.current == "processes")
         keys += [("t", "theme")] * (self.size.width >= 100)
         keys += [("^p", "commands"), ("?", "help"), ("q", "quit")]
         line = look.join()
@@ -282,7 +288,7 @@ class SgdiagApp(App[None]):
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
         """The main screen's keys do nothing while a window lies over it."""
-        ours = {"go", "step", "sources", "wrap", "pause", "help"}
+        ours = {"go", "step", "sources", "wrap", "frames", "pause", "help"}
         return not (action in ours and len(self.screen_stack) > 1)
 
     def action_go(self, name: str) -> None:
@@ -313,6 +319,13 @@ class SgdiagApp(App[None]):
         self._wrapped = not self._wrapped
         self._main.query_one("#log-tail").set_class(self._wrapped, "wrapped")
         self._draw()
+
+    def action_frames(self) -> None:
+        """Only on the processes: elsewhere nobody would see what the key did."""
+        if self.current == "processes":
+            self._frames = not self._frames
+            self._main.query_one("#processes", Page).scroll_home(animate=False)
+            self._draw()
 
     def action_pause(self) -> None:
         self._paused = None if self._paused is not None else self._snapshot

@@ -58,7 +58,9 @@ class Page(ScrollView, can_focus=True):
         style = self.style_of(place)
         if place >= len(self.lines):
             return Strip.blank(width, style)
-        line = Strip(self.lines[place].render(self.app.console)).apply_style(style)
+        text = self.lines[place]
+        # Text that has no spans is rendered without its own style.
+        line = Strip(text.render(self.app.console)).apply_style(style + self.app.console.get_style(text.style))
         return line.crop_extend(scroll_x, scroll_x + width, style).apply_offsets(scroll_x, place)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:

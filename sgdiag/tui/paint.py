@@ -182,6 +182,17 @@ def wrap(text: Text, width: int, indent: int = 0) -> list[Text]:
             rest = rest[1:]
 
 
+def flow(look: Look, chips: Iterable[Text], width: int, indent: int = 0) -> list[Text]:
+    """Short pieces after each other, as many on a line as fit whole."""
+    lines: list[Text] = []
+    for chip in chips:
+        if lines and lines[-1].cell_len + 3 + chip.cell_len <= width:
+            lines[-1] = look.join(lines[-1], "   ", chip)
+        else:
+            lines.append(look.join(" " * indent, chip))
+    return lines
+
+
 def _indented(text: Text, indent: int) -> Text:
     copy = text.copy()
     copy.rstrip()

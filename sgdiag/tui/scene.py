@@ -12,7 +12,8 @@ from sgdiag.tui.paint import Look
 
 @dataclass(frozen=True)
 class Scene:
-    """The state of one moment and the room there is for it, in cells. Without ``charts``, the past is not drawn."""
+    """The state of one moment and the room there is for it, in cells. Without ``charts``, the past is not drawn;
+    with ``frames``, the processes give way to all Python frames of their threads."""
 
     look: Look
     width: int
@@ -20,6 +21,7 @@ class Scene:
     history: History = field(default_factory=History)
     findings: Sequence[Finding] | None = None
     charts: bool = True
+    frames: bool = False
 
     @property
     def snapshot(self) -> Snapshot:

@@ -24,7 +24,7 @@ async def test_overview_fits_a_small_terminal(sample: str) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_hostile_text_stays_text(size: tuple[int, int]) -> None:
     async with started("hostile", size) as pilot:
-        for keys in ("12345678", "s12345678"):
+        for keys in ("123456f789", "s123456f789"):
             for key in keys:
                 await pilot.press(key)
                 await pilot.pause()
@@ -56,7 +56,7 @@ async def test_sources_give_the_reason_of_what_is_unknown() -> None:
         await pilot.pause()
         text = "\n".join(screen_text(pilot))
         assert "← server_info:speculative_algorithm" in text
-        assert "only a live object or a newer log" in text
+        assert "only a live object of a newer release" in text
 
 
 async def test_stale_values_stay_and_tell_their_age() -> None:
@@ -86,7 +86,7 @@ async def test_keys_open_every_screen() -> None:
         await pilot.press("tab")
         assert app.current == "overview"
         await pilot.press("shift+tab")
-        assert app.current == "findings"
+        assert app.current == "arguments"
 
 
 async def test_a_click_opens_a_screen() -> None:
@@ -150,6 +150,22 @@ async def test_log_wraps_on_demand() -> None:
         assert any("gen throughput" in line for line in screen_text(pilot))
 
 
+async def test_frames_take_the_place_of_the_processes_and_give_it_back() -> None:
+    async with started("connected") as pilot:
+        await pilot.press("f")
+        await pilot.press("6")
+        await pilot.pause()
+        assert "Python threads of" not in "\n".join(screen_text(pilot))
+        await pilot.press("f")
+        await pilot.pause()
+        text = "\n".join(screen_text(pilot))
+        assert "Python threads of TP0" in text
+        assert text.index("MainThread") < text.index("execute (sglang/srt/model_executor") < text.index("watchdog")
+        await pilot.press("f")
+        await pilot.pause()
+        assert "Python threads of" not in "\n".join(screen_text(pilot))
+
+
 async def test_findings_show_the_chosen_one() -> None:
     async with started("connected") as pilot:
         await pilot.press("8")
@@ -174,7 +190,7 @@ async def test_every_kind_of_theme(theme: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (10, 3), (40, 12), (79, 23), (300, 100)])
 async def test_odd_sizes(size: tuple[int, int]) -> None:
     async with started("connected", size) as pilot:
-        for key in "12345678s12345678":
+        for key in "123456f789s123456f789":
             await pilot.press(key)
         await pilot.pause()
 

@@ -53,6 +53,13 @@ async def test_screens_with_sources(screen: str) -> None:
         assert same(f"sources-{screen}-80x24", screen_text(pilot))
 
 
+async def test_frames() -> None:
+    async with started("connected") as pilot:
+        await pilot.press(str(ALL.index("processes") + 1), "f")
+        await pilot.pause()
+        assert same("frames-80x24", screen_text(pilot))
+
+
 async def test_help() -> None:
     async with started("connected") as pilot:
         await pilot.press("question_mark")

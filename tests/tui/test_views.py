@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sgdiag.cli.screen import render_once
-from sgdiag.model import Known, Process, Snapshot
+from sgdiag.model import NOT_ASKED, Known, Process, Snapshot
 from sgdiag.tui.app import PAGES
 from sgdiag.tui.paint import Look, fit, wrap
 from sgdiag.tui.scene import Scene
@@ -118,3 +118,46 @@ def test_one_screen_has_colour_on_a_terminal() -> None:
 def test_one_screen_does_without_textual() -> None:
     program = "import sys, sgdiag.cli.screen; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def text_of(page: str, snapshot: Snapshot, width: int = 100) -> str:
+    return "\n".join(line.plain for line in PAGES[page](Scene(Look(snapshot), width, 40)))
+
+
+def with_batch(requests: int, **fields: object) -> Snapshot:
+    """The connected server with another running batch on its first rank."""
+    snapshot = samples.connected()
+    batch = msgspec.structs.replace(snapshot.ranks[0].batches[0], requests=Known(requests, "object"), **fields)
+    first = msgspec.structs.replace(snapshot.ranks[0], batches=(batch,))
+    return msgspec.structs.replace(snapshot, ranks=(first, *snapshot.ranks[1:]))
+
+
+def test_ranks_that_show_the_same_are_shown_once() -> None:
+    text = text_of("speculation", samples.many_ranks(64))
+    assert text.count("EagleDraftInput") == 1
+    assert "64 ranks" in text
+    assert text_of("speculation", with_batch(5)).count("EagleDraftInput") == 2
+
+
+def test_graphs_tell_the_padding_of_the_running_batch() -> None:
+    assert "1 request, 4 rows" in text_of("graphs", with_batch(11))
+    assert "none" in text_of("graphs", with_batch(12))
+
+
+def test_graphs_tell_why_a_batch_hits_none() -> None:
+    assert "TP0: larger than any captured size: runs without a graph" in text_of("graphs", with_batch(49))
+    assert "TP0: EXTEND is not decoding" in text_of("graphs", with_batch(4, mode=Known("EXTEND", "object")))
+    verify = {"draft_token": (4,), "retrieve_index": (4, 1)}
+    narrow = with_batch(4, mode=Known("TARGET_VERIFY", "object"), spec_info_shapes=Known(verify, "object"))
+    assert "TP0: captured for 4 tokens per request, this batch has 1" in text_of("graphs", narrow)
+
+
+def test_verify_input_is_told_in_requests() -> None:
+    assert "draft_token 96 = 24 requests x 4 draft tokens" in text_of("speculation", samples.connected())
+
+
+def test_arguments_are_shown_with_those_that_are_off_apart() -> None:
+    text = text_of("arguments", samples.connected())
+    assert "speculative_num_draft_tokens  4" in text
+    assert "disable_radix_cache, enable_hierarchical_cache, lora_paths, trust_remote_code" in text
+    assert f"? {NOT_ASKED.reason}" in text_of("arguments", Snapshot())

@@ -10,6 +10,18 @@ from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Role, Row, Sect
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.common import parallel
 
+_CUSTOM = "custom_allreduce"
+_WAYS = (
+    ("custom allreduce", _CUSTOM),
+    ("pynccl", "pynccl"),
+    ("symm. memory", "symmetric_memory"),
+    ("PCIe IPC", "pcie_ipc"),
+)
+"""Ways to reduce as the columns name them, and as the model does."""
+
+_STATES = ("on", "absent", "disabled")
+"""What needs no sentence of its own; any other text is a reason for being off."""
+
 
 def collectives(scene: Scene) -> list[Text]:
     return stack(scene.look, [_groups(scene), _environment(scene)], scene.width)
@@ -22,27 +34,47 @@ def _groups(scene: Scene) -> Section:
         Row("parallel", parallel(look)),
     ]
     blocks: list[Block] = [Fields(rows)]
+    # A way to reduce that no source has looked for does not get a column.
+    ways = [
+        (title, name)
+        for title, name in _WAYS
+        if name == _CUSTOM or look.sources or any(isinstance(getattr(e, name), Known) for e in part.communicators)
+    ]
     table = [
         [
             look.text(entry.group, "strong"),
             look.fact(entry.size_ranks),
-            look.fact(entry.custom_allreduce, lambda on: "● on" if on == "on" else "○ off", _state_role),
+            *(look.fact(getattr(entry, name), _state, _custom_role if name == _CUSTOM else _role) for _, name in ways),
         ]
         for entry in part.communicators
     ]
-    columns = [Column("group", 10, right=False, most=20), Column("ranks", 6), Column("custom allreduce", right=False)]
+    columns = [
+        Column("group", 10, right=False, most=20),
+        Column("ranks", 5),
+        *(Column(title, right=False) for title, _ in ways),
+    ]
     if table:
         blocks += [Lines([Text()]), Table(columns, table)]
         for entry in part.communicators:
-            if isinstance(entry.custom_allreduce, Known) and entry.custom_allreduce.value != "on":
-                reason = look.join(f"{entry.group}: ", look.ink(entry.custom_allreduce.value))
-                blocks.append(Lines([reason], wrapped=True, indent=2))
+            for title, name in ways:
+                fact = getattr(entry, name)
+                if isinstance(fact, Known) and fact.value not in _STATES:
+                    about = entry.group if name == _CUSTOM else f"{entry.group}, {title}"
+                    blocks.append(Lines([look.join(f"{about}: ", look.ink(fact.value))], wrapped=True, indent=2))
     else:
         blocks.append(Lines([look.ink("? no source has told about process groups", "unknown")]))
     return Section("Groups", blocks)
 
 
-def _state_role(state: str) -> Role:
+def _state(state: str) -> str:
+    return f"{'●' if state == 'on' else '○'} {state if state in _STATES else 'off'}"
+
+
+def _role(state: str) -> Role:
+    return "good" if state == "on" else "label"
+
+
+def _custom_role(state: str) -> Role:
     return "good" if state == "on" else "warn"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.workers import over_workers
-from sgdiag.model import Fact, Finding, Known, Server, SourceStatus, Unknown, Verdict
+from sgdiag.model import Fact, Finding, Known, Rank, Server, SourceStatus, Unknown, Verdict
 from sgdiag.tui.paint import Cell, Look, Role
 from sgdiag.tui.scene import Scene
 
@@ -127,3 +129,17 @@ def retractions(scene: Scene) -> Cell:
     grown = scene.history.change("retractions_total", CHART_SPAN_S)
     more = f" (+{grown[0]:.0f} in {fmt.age(grown[1])})" if grown and grown[0] else ""
     return scene.look.fact(fact, lambda n: fmt.count(n) + more)
+
+
+def alike(scene: Scene, ranks: Iterable[tuple[Rank, Hashable]]) -> list[tuple[str, Rank]]:
+    """Ranks that show the same, as one: ``8 ranks``, or ``TP0 +3`` where others differ, and the first of them."""
+    groups: dict[Hashable, list[Rank]] = {}
+    for rank, shown in ranks:
+        groups.setdefault(shown, []).append(rank)
+
+    def name(group: list[Rank]) -> str:
+        if len(group) == 1:
+            return scene.rank_name(group[0].id)
+        return f"{scene.rank_name(group[0].id)} +{len(group) - 1}" if len(groups) > 1 else f"{len(group)} ranks"
+
+    return [(name(group), group[0]) for group in groups.values()]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
-from sgdiag.analysis.graph_fit import captured_size
+from sgdiag.analysis.batch_shapes import running_batch, tokens_per_request
+from sgdiag.analysis.graph_fit import NOTHING_RUNS, Fit, batch_fit, captured_size, target_graphs
 from sgdiag.analysis.workers import over_workers
-from sgdiag.model import Fact, GraphSet, Known, Unknown
-from sgdiag.tui.paint import Cell, Column, Fields, Lines, Row, Section, Table, stack
+from sgdiag.model import Batch, Fact, GraphSet, Known, Rank, Unknown
+from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Row, Section, Table, stack
 from sgdiag.tui.scene import Scene
+from sgdiag.tui.views.common import alike
 
 
 def graphs(scene: Scene) -> list[Text]:
-    sections = [_now(scene), *(_set(scene, entry) for entry in scene.snapshot.graphs)]
+    sections = [_now(scene), *_running(scene), *(_set(scene, entry) for entry in scene.snapshot.graphs)]
     if not scene.snapshot.graphs:
         text = scene.look.ink("? no source has told about captured graphs", "unknown")
         sections.append(Section("Captured graphs", [Lines([text], wrapped=True)]))
@@ -45,6 +47,71 @@ def _now(scene: Scene) -> Section:
         *(Column(f"{fmt.clean(mode, 16)} passes", 12) for mode in modes),
     ]
     return Section("Decode", [Table(columns, rows)])
+
+
+def _running(scene: Scene) -> list[Section]:
+    """Which of the target's graphs the running batch of each rank hits, or why none; only where batches are known."""
+    look, entry = scene.look, target_graphs(scene.snapshot.graphs)
+    batches = {rank.id: batch for rank in scene.snapshot.ranks if (batch := running_batch(rank.batches)) is not None}
+    if entry is None or not any(isinstance(batch.requests, Known) for batch in batches.values()):
+        return []
+    rows: list[list[Cell]] = []
+    reasons: list[Text] = []
+
+    def shown(rank: Rank) -> tuple[object, ...]:
+        batch = batches[rank.id]
+        return batch.mode.or_else(None), batch.requests.or_else(None), _width(scene, batch).or_else(None)
+
+    for name, rank in alike(scene, ((rank, shown(rank)) for rank in scene.snapshot.ranks if rank.id in batches)):
+        batch = batches[rank.id]
+        width = _width(scene, batch)
+        fit = batch_fit(entry, batch, width)
+        rows.append(
+            [
+                look.text(name, "label"),
+                look.fact(batch.mode, live=True, brief=True),
+                look.fact(batch.requests, fmt.count, live=True, brief=True),
+                look.fact(width, fmt.count, brief=True),
+                *_graph(scene, fit),
+            ]
+        )
+        if isinstance(fit, Unknown):
+            reasons.append(look.join(f"{name}: ", look.ink(fit.reason)))
+    columns = [
+        Column("", 7, right=False),
+        Column("mode", 13, right=False, most=20),
+        Column("requests", 8),
+        Column("tokens each", 11),
+        Column("graph", 5),
+        Column("padding", right=False),
+    ]
+    blocks: list[Block] = [Table(columns, rows), Lines(reasons, wrapped=True, indent=2)]
+    return [Section("Running batch", blocks, note=f"on the graphs of {entry.name}")]
+
+
+def _graph(scene: Scene, fit: Fact[Fit]) -> list[Cell]:
+    look = scene.look
+    if isinstance(fit, Unknown):
+        return [look.text("none", "label" if fit.reason == NOTHING_RUNS else "warn"), look.text("")]
+    return [look.fact(fit, lambda fit: fmt.count(fit.size), "strong"), look.text(_padding(fit.value))]
+
+
+def _width(scene: Scene, batch: Batch) -> Fact[int]:
+    """Tokens of each request in a step: the batch's own while the target verifies, else what the server drafts."""
+    own = tokens_per_request(batch)
+    part = scene.snapshot.speculation
+    if isinstance(own, Known):
+        return own
+    if part.algorithm.or_else("") == "none":
+        return Known(1, "derived:no speculation", "derived")
+    return part.draft_tokens
+
+
+def _padding(fit: Fit) -> str:
+    if not fit.padded:
+        return "none"
+    rows = f", {fmt.count(fit.padded * fit.tokens_per_request)} rows" if fit.tokens_per_request else ""
+    return fmt.plural(fit.padded, "request") + rows
 
 
 def _tells(*facts: Fact[object] | Fact[bool] | Fact[dict[str, int]]) -> bool:

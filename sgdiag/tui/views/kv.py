@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
+from sgdiag.analysis.batch_shapes import shape_text
 from sgdiag.analysis.freshness import stale_for_s
 from sgdiag.analysis.workers import over_workers
 from sgdiag.model import Fact, Known, Rank, Unknown
@@ -30,12 +34,14 @@ def kv_pool(scene: Scene) -> list[Text]:
 
 def _ranks(scene: Scene) -> Section:
     look = scene.look
+    protected = look.sources or any(isinstance(rank.kv.protected_tokens, Known) for rank in scene.snapshot.ranks)
     rows = [
         [
             look.text(scene.rank_name(rank.id), "label"),
             _split(scene, rank),
             look.fact(rank.kv.usage_ratio, fmt.percent, live=True, brief=True),
             look.fact(rank.kv.used_tokens, fmt.count, live=True, brief=True),
+            *([look.fact(rank.kv.protected_tokens, fmt.count, live=True, brief=True)] * protected),
             look.fact(rank.kv.evictable_tokens, fmt.count, live=True, brief=True),
             look.fact(rank.kv.available_tokens, fmt.count, live=True, brief=True),
             look.fact(rank.kv.capacity_tokens, fmt.count),
@@ -49,6 +55,7 @@ def _ranks(scene: Scene) -> Section:
         Column("", flexible=True, width=8, most=60),
         Column("usage", 6),
         Column("used", 8),
+        *([Column("protected", 8)] * protected),
         Column("evictable", 8),
         Column("available", 8),
         Column("capacity", 8),
@@ -113,11 +120,16 @@ def _shape(scene: Scene) -> Section:
             Row("pool size", look.fact(kv.size_bytes, fmt.size)),
             Row("max running", look.fact(rank.max_running_requests, lambda n: fmt.plural(n, "request"))),
         ]
-        for label, fact, show in (
+        optional: list[tuple[str, Fact[Any], Callable[[Any], str]]] = [
+            ("pool", kv.pool_type, str),
+            ("cache", kv.cache_type, str),
+            ("layers", kv.layers, fmt.count),
+            ("each buffer", kv.buffer_shape, shape_text),
             ("SWA capacity", kv.swa_capacity_tokens, fmt.count),
             ("SWA usage", kv.swa_usage_ratio, fmt.percent),
             ("Mamba usage", kv.mamba_usage_ratio, fmt.percent),
-        ):
+        ]
+        for label, fact, show in optional:
             if isinstance(fact, Known) or look.sources:
                 rows.append(Row(label, look.fact(fact, show)))
     rows += [

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.workers import over_workers
-from sgdiag.model import SEVERITY, Fact, Known, Percentiles, Unknown
+from sgdiag.model import SEVERITY, Fact, Known, Percentiles, SourceStatus, Unknown
 from sgdiag.tui.paint import (
     Block,
     Cell,
@@ -24,6 +24,7 @@ from sgdiag.tui.paint import (
     beside,
     column_width,
     fit,
+    flow,
     stack,
     wrap,
 )
@@ -241,18 +242,30 @@ def findings(scene: Scene) -> Section:
     return Section("Findings", [Lines(lines)], note=verdicts(scene))
 
 
+def _fitting(scene: Scene, chips: list[tuple[SourceStatus, Text]], off: list[Text]) -> list[Text]:
+    """As many as one line holds: of the sources that answer, the last ones give way to their number."""
+    look, well = scene.look, [status for status, _ in chips if status.state == "ok"]
+    gone: list[SourceStatus] = []
+
+    def shown() -> list[Text]:
+        kept = [chip for status, chip in chips if status not in gone]
+        return kept + [look.ink(f"{len(gone)} more ok", "label")] * bool(gone)
+
+    while len(well) > 1 and sum(chip.cell_len + 3 for chip in shown() + off) - 3 > scene.width:
+        gone.append(well.pop())
+    return shown()
+
+
 def sources(scene: Scene) -> Section:
     look = scene.look
     shown = [status for status in scene.snapshot.sources if _roomy(scene) or look.sources or status.state != "off"]
     chips = [source(look, status) for status in shown]
     hidden = len(scene.snapshot.sources) - len(shown)
-    chips += [look.ink(f"{hidden} off", "label")] * bool(hidden)
-    lines: list[Text] = []
-    for chip in chips:
-        if lines and lines[-1].cell_len + 3 + chip.cell_len <= scene.width:
-            lines[-1] = look.join(lines[-1], "   ", chip)
-        else:
-            lines.append(chip)
+    off = [look.ink(f"{hidden} off", "label")] * bool(hidden)
+    if not (_roomy(scene) or look.sources):
+        chips = _fitting(scene, list(zip(shown, chips, strict=True)), off)
+    chips += off
+    lines = flow(look, chips, scene.width)
     if _roomy(scene) or look.sources:
         for status in scene.snapshot.sources:
             if status.reason:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
-from sgdiag.model import Gpu, GpuProcess, Known, Process, Unknown, combine
+from sgdiag.analysis.threads import main_first
+from sgdiag.model import Gpu, GpuProcess, Known, Process, Rank, Thread, Unknown, combine
 from sgdiag.tui.paint import Block, Cell, Column, Lines, Role, Section, Table, stack
 from sgdiag.tui.scene import Scene
+from sgdiag.tui.views.common import alike
 
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked", "Z": "zombie", "T": "stopped", "I": "idle", "X": "dead"}
 
@@ -17,8 +19,58 @@ _TITLES_FROM = 110
 """The width from which on process titles have room."""
 
 
+_INNERMOST = 3
+"""Frames of a main thread that say where it stands."""
+
+
 def processes(scene: Scene) -> list[Text]:
-    return stack(scene.look, [_tree(scene), _gpus(scene)], scene.width)
+    sections = _all_threads(scene) if scene.frames else [_tree(scene), _gpus(scene), *_main_threads(scene)]
+    return stack(scene.look, sections, scene.width)
+
+
+def _main_threads(scene: Scene) -> list[Section]:
+    """Where the main thread of each rank stands, ranks that stand at the same place together."""
+    look = scene.look
+    mains = [(rank, main_first(rank.threads.or_else(()))[:1]) for rank in scene.snapshot.ranks]
+    lines: list[Text] = []
+    for name, rank in alike(scene, ((rank, main[0].frames) for rank, main in mains if main)):
+        thread = main_first(rank.threads.or_else(()))[0]
+        lines.append(look.join(f"{name} ", look.ink(thread.name, "strong"), *_age(scene, rank)))
+        lines += _frames(scene, thread, _INNERMOST)
+    return (
+        [Section("Python threads", [Lines(lines, True, 4)], note="innermost frame first, f: all of them")]
+        if lines
+        else []
+    )
+
+
+def _all_threads(scene: Scene) -> list[Section]:
+    """All Python threads of all ranks with all their frames, the main thread of each rank first."""
+    look, ranks = scene.look, scene.snapshot.ranks
+    sections = []
+    for rank in ranks:
+        lines: list[Text] = []
+        for thread in main_first(rank.threads.or_else(())):
+            lines.append(look.join(look.ink(thread.name or "(no name)", "strong"), f" {thread.native_id}"))
+            lines += _frames(scene, thread, len(thread.frames))
+        if isinstance(rank.threads, Unknown):
+            lines.append(look.ink(f"? {rank.threads.reason}", "unknown"))
+        note = look.join(*_age(scene, rank))
+        sections.append(
+            Section(f"Python threads of {scene.rank_name(rank.id)}", [Lines(lines, wrapped=True, indent=4)], note=note)
+        )
+    return sections or [Section("Python threads", [Lines([look.ink("? no rank is known yet", "unknown")])])]
+
+
+def _age(scene: Scene, rank: Rank) -> list[Text | str]:
+    at = rank.threads.at if isinstance(rank.threads, Known) else 0.0
+    return [f" {fmt.age(scene.snapshot.at - at)} ago"] if at else []
+
+
+def _frames(scene: Scene, thread: Thread, most: int) -> list[Text]:
+    look = scene.look
+    lines = [look.join("  ", look.ink(frame)) for frame in thread.frames[:most]]
+    return lines or [look.join("  ", look.ink("no Python frame", "label"))]
 
 
 def branches(entries: tuple[Process, ...]) -> Iterator[tuple[str, str, Process]]:
@@ -71,8 +123,25 @@ def _tree(scene: Scene) -> Section:
     ]
     if scene.width < _TITLES_FROM:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    blocks: list[Block] = [Table(columns, rows, gap=1)]
+    blocks: list[Block] = [Table(columns, rows, gap=1), Lines(_owners(scene), wrapped=True, indent=2)]
     return Section("Processes", blocks, note=f"{len(scene.snapshot.processes)} known")
+
+
+def _owners(scene: Scene) -> list[Text]:
+    """Under which user and in which container the processes run: one line for all that share both."""
+    look = scene.look
+    groups: dict[tuple[int | None, str], list[str]] = {}
+    for entry in scene.snapshot.processes:
+        place = (entry.uid.or_else(None), entry.container.or_else(""))
+        if place != (None, ""):
+            groups.setdefault(place, []).append(str(entry.pid))
+    lines = []
+    for (uid, container), pids in groups.items():
+        who = "" if len(groups) == 1 else f"pid {' '.join(pids)}: "
+        where = "no container" if container in ("", "none") else f"container {container}"
+        user = "" if uid is None else f"uid {uid}, "
+        lines.append(look.join(who, look.ink(f"{user}{where}")))
+    return lines
 
 
 def _process(scene: Scene, lead: str, entry: Process) -> list[Cell]:
@@ -110,7 +179,9 @@ def _gpus(scene: Scene) -> Section:
         reason = part.driver.reason if isinstance(part.driver, Unknown) else "the driver lists no device"
         return Section("GPUs", [Lines([look.ink(f"? {reason}", "unknown")], wrapped=True, indent=2)])
     ours = {entry.pid for entry in scene.snapshot.processes}
-    rows, strangers = [], []
+    rows: list[list[Cell]] = []
+    strangers: list[Text] = []
+    details: list[Text] = []
     for gpu in part.devices:
         used = combine(
             lambda held, whole: held / whole if whole else 0.0,
@@ -130,6 +201,7 @@ def _gpus(scene: Scene) -> Section:
                 Cell(_link(scene, gpu)),
             ]
         )
+        details += _identity(scene, gpu)
         strangers += [
             look.join(
                 look.ink("▲ ", "warn"),
@@ -151,7 +223,24 @@ def _gpus(scene: Scene) -> Section:
         Column("link", right=False),
     ]
     note = f"driver {part.driver.value}" if isinstance(part.driver, Known) else ""
-    return Section("GPUs", [Table(columns, rows, gap=1), Lines(strangers)], note=note)
+    return Section(
+        "GPUs", [Table(columns, rows, gap=1), Lines(strangers), Lines(details, wrapped=True, indent=7)], note=note
+    )
+
+
+def _identity(scene: Scene, gpu: Gpu) -> list[Text]:
+    """Compute capability, UUID and which devices it reaches directly, as far as the driver tells."""
+    look = scene.look
+    parts: list[Text | str] = []
+    for label, fact in (("compute ", gpu.compute_capability), ("", gpu.uuid)):
+        if isinstance(fact, Known):
+            parts += ["  ", label, look.fact(fact).text]
+    groups: dict[str, list[str]] = {}
+    for other, status in sorted(gpu.peers.or_else({}).items()):
+        groups.setdefault(status, []).append(other)
+    for status, others in groups.items():
+        parts += ["  P2P to ", look.ink(" ".join(others)), " ", look.ink(status)]
+    return [look.join(look.ink(f"GPU {gpu.index}", "label"), *parts)] if parts else []
 
 
 def _link(scene: Scene, gpu: Gpu) -> Text:

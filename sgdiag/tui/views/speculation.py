@@ -5,11 +5,19 @@ from __future__ import annotations
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
+from sgdiag.analysis.batch_shapes import in_requests, shape_text, tokens_per_request
+from sgdiag.analysis.graph_fit import target_graphs
 from sgdiag.analysis.workers import over_workers
-from sgdiag.model import Known
-from sgdiag.tui.paint import Block, Column, Fields, Lines, Row, Section, Table, stack
+from sgdiag.model import Batch, Known, Rank
+from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Row, Section, Table, flow, stack
 from sgdiag.tui.scene import Scene
-from sgdiag.tui.views.common import plot
+from sgdiag.tui.views.common import alike, plot
+
+_RATE_FROM = 30
+"""The height from which on the accept rate has a chart of its own."""
+
+_FLAT = "draft_token"
+"""The tensor of a verify input that holds the tokens of all requests one after the other."""
 
 
 def speculation(scene: Scene) -> list[Text]:
@@ -21,7 +29,7 @@ def speculation(scene: Scene) -> list[Text]:
         ]
         fact = [("algorithm", look.fact(part.algorithm))]
         return stack(look, [Section("Speculation is off", [Lines(lines, wrapped=True, facts=fact)])], scene.width)
-    return stack(look, [_setup(scene), _acceptance(scene), _ranks(scene)], scene.width)
+    return stack(look, [_setup(scene), _acceptance(scene), _batches(scene), _ranks(scene)], scene.width)
 
 
 def _setup(scene: Scene) -> Section:
@@ -33,6 +41,8 @@ def _setup(scene: Scene) -> Section:
         Row("top-k", look.fact(part.topk)),
         Row("draft tokens", look.fact(part.draft_tokens)),
         Row("adaptive", look.fact(part.adaptive, lambda on: "yes: the server changes the steps" if on else "no")),
+        Row("draft attention", look.fact(part.draft_attention_backend)),
+        *([Row("adaptive state", look.fact(part.adaptive_state), whole=True)] * _matters(scene)),
         Row("draft model", look.fact(part.draft_model_path), whole=True),
     ]
     return Section("Setup", [Fields(rows)])
@@ -58,12 +68,87 @@ def _acceptance(scene: Scene) -> Section:
             Lines([look.ink("accept length", "label")]),
             Lines(plot(scene, "accept_length_tokens", scene.width, height, 0, top, ("0", fmt.decimal(top)))),
         ]
-        if isinstance(ratio, Known):
+        if isinstance(ratio, Known) and scene.height >= _RATE_FROM:
             blocks += [
                 Lines([look.ink("accept rate", "label")]),
                 Lines(plot(scene, "accept_ratio", scene.width, height, 0, 1, ("0%", "100%"))),
             ]
     return Section("Acceptance", blocks, note="last 5 min")
+
+
+def _matters(scene: Scene) -> bool:
+    """Whether the state of adaptive speculation belongs on the screen: it is known, or should be."""
+    part = scene.snapshot.speculation
+    return scene.look.sources or part.adaptive.or_else(False) or isinstance(part.adaptive_state, Known)
+
+
+def _batches(scene: Scene) -> Section:
+    """What hangs on the batches of each rank now: the type of spec_info and the shapes of its tensors."""
+    look, graphs = scene.look, target_graphs(scene.snapshot.graphs)
+    width = graphs.tokens_per_request if graphs is not None else None
+    note = f"graphs expect {fmt.plural(width.value, 'token')} per request" if isinstance(width, Known) else ""
+    shown = alike(scene, ((rank, _values(rank)) for rank in scene.snapshot.ranks if rank.batches))
+    if not shown:
+        line = look.ink("? no source looks into the batches of the schedulers", "unknown")
+        return Section("spec_info", [Lines([line])], note=note)
+    blocks: list[Block] = []
+    for name, rank in shown:
+        for batch in _distinct(rank):
+            blocks += [Table(_COLUMNS, [_batch(scene, name, batch)], headed=not blocks), _tensors(scene, batch)]
+    return Section("spec_info", blocks, note=note)
+
+
+_COLUMNS = (
+    Column("", 7, right=False),
+    Column("batch", 7, right=False),
+    Column("mode", 13, right=False, most=20),
+    Column("requests", 8),
+    Column("slots", 6),
+    Column("spec_info", 15, right=False, most=30),
+)
+
+
+def _distinct(rank: Rank) -> list[Batch]:
+    """The running batch, and the one in flight where that is another."""
+    batches = {batch.name: batch for batch in rank.batches if batch.name != "last"}
+    if "running" in batches and "current" in batches and _value(batches["running"]) == _value(batches["current"]):
+        del batches["current"]
+    return list(batches.values())
+
+
+def _values(rank: Rank) -> tuple[object, ...]:
+    return tuple((batch.name, _value(batch)) for batch in _distinct(rank))
+
+
+def _value(batch: Batch) -> tuple[object, ...]:
+    shapes = batch.spec_info_shapes.or_else({})
+    facts = (batch.mode, batch.requests, batch.out_cache_loc_shape, batch.spec_info_type)
+    return (*(fact.or_else(None) for fact in facts), tuple(shapes.items()))
+
+
+def _batch(scene: Scene, name: str, batch: Batch) -> list[Cell]:
+    look = scene.look
+    return [
+        look.text(name, "label"),
+        look.text(batch.name),
+        look.fact(batch.mode, live=True, brief=True),
+        look.fact(batch.requests, fmt.count, live=True, brief=True),
+        look.fact(batch.out_cache_loc_shape, shape_text, live=True, brief=True),
+        look.fact(batch.spec_info_type, role="strong", live=True, brief=True),
+    ]
+
+
+def _tensors(scene: Scene, batch: Batch) -> Lines:
+    look, shapes = scene.look, batch.spec_info_shapes
+    if not isinstance(shapes, Known):
+        return Lines([])
+    width = tokens_per_request(batch).or_else(None)
+    chips = []
+    for name, shape in shapes.value.items():
+        text = in_requests(shape[0], width) if name == _FLAT and len(shape) == 1 else shape_text(shape)
+        chips.append(look.join(f"{name} ", look.ink(text)))
+    fact = look.fact(shapes, lambda found: fmt.plural(len(found), "tensor"))
+    return Lines(flow(look, chips, scene.width, 2), facts=[(f"{batch.name} tensors", fact)])
 
 
 def _ranks(scene: Scene) -> Section:
