@@ -7,7 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sgdiag.remote.errors import AbsentError, TornError, UnreadableError
 from sgdiag.remote.lines import line_of
@@ -17,6 +17,7 @@ from sgdiag.remote.objects import Objects
 _word = struct.Struct("<Q").unpack_from
 
 _MAX_THREADS = 8192
+_PAGE_BYTES = 4096
 _MAX_FRAMES = 2000
 _MAX_VARIABLES = 2000
 _MAX_TABLE_BYTES = 1 << 20
@@ -83,11 +84,31 @@ class _State:
     native_id: int | None
 
 
-@dataclass(frozen=True)
-class _RawFrame:
+class _RawFrame(NamedTuple):
     address: int
     code: int
     instruction: int
+
+
+class _Window:
+    """Reads of ``size`` bytes that are often close to each other: the rest of a page comes with the first of it.
+
+    Frames of one thread lie one behind the other, so a deep stack takes a read per page instead of one per frame.
+    """
+
+    def __init__(self, peek: Callable[[int, int], bytes], size: int) -> None:
+        self._peek = peek
+        self._size = size
+        self._start = 0
+        self._data = b""
+
+    def at(self, address: int) -> bytes:
+        offset = address - self._start
+        if not 0 <= offset <= len(self._data) - self._size:
+            self._start = address & -_PAGE_BYTES
+            offset = address - self._start
+            self._data = self._peek(self._start, max(_PAGE_BYTES, offset + self._size))
+        return self._data[offset : offset + self._size]
 
 
 _T = TypeVar("_T")
@@ -142,12 +163,12 @@ class Frames:
         frame = self._peek_word(thread + runtime.thread_frame)
         if frame and runtime.thread_frame_indirect >= 0:
             frame = self._peek_word(frame + runtime.thread_frame_indirect)
-        size = max(form.code, form.previous, form.instruction) + 8
+        window = _Window(self._objects.peek, max(form.code, form.previous, form.instruction) + 8)
         found: list[_RawFrame] = []
         while frame:
             if len(found) >= _MAX_FRAMES or not 0x1000 < frame < ADDRESS_LIMIT:
                 raise TornError("a stack without an end")
-            data = self._objects.peek(frame, size)
+            data = window.at(frame)
             if modern:
                 instruction = _word(data, form.instruction)[0]
             else:
