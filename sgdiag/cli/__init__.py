@@ -21,6 +21,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("sgdiag.cli.status:status", "Print one screen of text, or JSON, about a server."),
     "check": ("sgdiag.cli.check:check", "Print the findings about a server; exit 1 if one is a FAIL."),
     "doctor": ("sgdiag.cli.doctor:doctor", "Say what can be read here, what not, why, and the way out."),
+    "objects": ("sgdiag.cli.objects:objects", "Print any attribute path of the live schedulers."),
     "record": ("sgdiag.cli.record:record", "Record a session to a file."),
     "replay": ("sgdiag.cli.record:replay", "Open the terminal UI on a recording."),
     "demo": ("sgdiag.cli.demo:demo", "Replay a recording of a real server; needs nothing else."),

@@ -37,6 +37,12 @@ def target(command: F) -> F:
         ),
         click.option("--ca-file", type=_FILE, help="CA certificate that signed the server's own."),
         click.option("--insecure", is_flag=True, help="Accept any TLS certificate."),
+        click.option("--no-objects", is_flag=True, help="Do not look into the schedulers' memory."),
+        click.option(
+            "--no-exec",
+            is_flag=True,
+            help="Never run the server's Python, not even a child of its own that measures how objects lie in memory.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -50,6 +56,8 @@ def access(
     admin_key_file: Path | None,
     ca_file: Path | None,
     insecure: bool,
+    no_objects: bool = False,
+    no_exec: bool = False,
 ) -> Access:
     """The options of `target`, read; a key in the environment serves where no file is given."""
     import os
@@ -66,6 +74,8 @@ def access(
         admin_key=key(admin_key_file, "SGDIAG_ADMIN_API_KEY"),
         ca_file=ca_file,
         insecure=insecure,
+        read_objects=not no_objects,
+        run_child=not no_exec,
     )
 
 

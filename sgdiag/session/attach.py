@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from sgdiag.model import Fact, Known, Server, SgdiagError, unknown
+from sgdiag.model import Fact, Known, RankId, Server, SgdiagError, unknown
 from sgdiag.releases import loadshm
 from sgdiag.releases.versions import at_least
-from sgdiag.session.feed import Feed
+from sgdiag.remote import Execute
+from sgdiag.session.feed import Feed, StillFeed
 from sgdiag.session.live import LiveFeed, Place
 from sgdiag.session.poller import Poller
-from sgdiag.session.recording import ReplayFeed, is_recording
+from sgdiag.session.recording import ReplayFeed, is_recording, read_last
 from sgdiag.session.target import FileTarget, PidTarget, UrlTarget, parse_target, port_here
 from sgdiag.sources.base import Source
 from sgdiag.sources.cmdline import read_command_line
@@ -21,6 +22,7 @@ from sgdiag.sources.http import HttpSource
 from sgdiag.sources.loads import Layout
 from sgdiag.sources.loadshm import LoadShmSource
 from sgdiag.sources.nvml import NvmlSource
+from sgdiag.sources.objects import ObjectsSource
 from sgdiag.sources.processes import ProcessSource
 from sgdiag.sources.proctree import ServerProcesses, find_servers
 from sgdiag.sources.prometheus import MetricsSource
@@ -40,7 +42,11 @@ _NOT_HERE = "no process of this server is visible on this host"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How to be let in, and what the processes alone would not tell: the log's path, the address from here."""
+    """How to be let in, and what the processes alone would not tell: the log's path, the address from here.
+
+    ``read_objects``: look into the schedulers' memory. ``run_child``: run the server's interpreter once to measure how
+    it lays out objects, where that is not known from before.
+    """
 
     log: Path | None = None
     url: str | None = None
@@ -48,10 +54,16 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str | None = None
     ca_file: Path | None = None
     insecure: bool = False
+    read_objects: bool = True
+    run_child: bool = True
 
     def transport(self, url: str) -> Transport:
         keys = Credentials(self.api_key or "", self.admin_key or "")
         return Transport(url, keys, ca_file=self.ca_file, insecure=self.insecure)
+
+    @property
+    def execute(self) -> Execute:
+        return Execute.BACKGROUND if self.run_child else Execute.NEVER
 
 
 def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose: Choose | None = None) -> Feed:
@@ -62,7 +74,8 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
     """
     named = parse_target(target) if target is not None else None
     if isinstance(named, FileTarget) and is_recording(named.path):
-        return ReplayFeed(named.path)
+        # Who waits for the first reading wants one answer, and the end of a recording is what it led to.
+        return StillFeed(named.path.name, read_last(named.path)) if wait_s else ReplayFeed(named.path)
     feed: Poller | LiveFeed
     if isinstance(named, FileTarget):
         require_sglang_log(named.path)
@@ -75,6 +88,22 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
         feed.wait_first(wait_s)
         _require_something(feed)
     return feed
+
+
+def find_schedulers(target: str | None, access: Access) -> tuple[dict[RankId, int], Fact[str]]:
+    """The scheduler processes of a server on this host by rank, and its release as its processes tell it."""
+    named = parse_target(target) if target is not None else None
+    if isinstance(named, FileTarget):
+        raise SgdiagError(f"{named.path} is a file", "objects are read in the memory of a running server: name its pid")
+    place, _ = _find(named, access, None)
+    if not place.pid:
+        raise SgdiagError(_NOT_HERE, "run sgdiag on the server's own host")
+    processes = ProcessSource(place.pid)
+    release = processes.read().server.release
+    ranks = processes.ranks()
+    if not ranks:
+        raise SgdiagError(f"the server of process {place.pid} has no scheduler process here")
+    return dict(sorted(ranks.items())), release
 
 
 def _says_something(feed: Poller | LiveFeed) -> bool:
@@ -180,9 +209,14 @@ def _poller(place: Place, access: Access) -> Poller:
         told = processes.read().server
     layout = Layout(told.tp_size.or_else(1), told.dp_size.or_else(1), told.dp_attention.or_else(False))
     if processes is not None:
+        # What a scheduler holds now is newer than what it last said of itself.
+        if access.read_objects:
+            sources.append(ObjectsSource(processes.ranks, lambda: told.release, execute=access.execute))
+        else:
+            off["objects"] = "switched off with --no-objects"
         sources.append(LoadShmSource(processes.pids, layout))
     else:
-        off |= dict.fromkeys(("shm", "processes", "nvml"), _NOT_HERE)
+        off |= dict.fromkeys(("objects", "shm", "processes", "nvml"), _NOT_HERE)
     if place.url:
         shares_memory = processes is not None and at_least(told.release.or_else(""), loadshm.SINCE)
         pace_s = BESIDE_SHARED_MEMORY_S if shares_memory else 1.0

@@ -83,8 +83,9 @@ class Poller:
 
     def close(self) -> None:
         self._stop.set()
+        deadline = time.monotonic() + 0.2
         for source, thread in zip(self._sources, self._threads, strict=True):
-            thread.join(0.2)
+            thread.join(max(deadline - time.monotonic(), 0.0))
             source.close()
 
     def _keep_reading(self, source: Source) -> None:

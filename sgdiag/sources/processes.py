@@ -86,6 +86,11 @@ class ProcessSource:
         """The server's processes at the last read; may be asked from any thread."""
         return tuple(self._watched)
 
+    def ranks(self) -> dict[RankId, int]:
+        """The pids of the scheduler processes that ran at the last read; may be asked from any thread."""
+        watched = dict(self._watched)
+        return {rank: pid for rank, pid in dict(self._ranks).items() if pid in watched and not watched[pid].stat.ended}
+
     def close(self) -> None:
         """Nothing is held open between reads."""
 

@@ -161,6 +161,9 @@ class SgdiagApp(App[None]):
         return self.screen_stack[0]
 
     def _draw(self) -> None:
+        if not self._main.query("#banner"):
+            # A redraw that was asked for before the widgets were taken down.
+            return
         look = Look(self._snapshot, self._palette, self._sources)
         scene = Scene(look, self.size.width - 2, self.size.height, self.history, self._findings, frames=self._frames)
         self._put("head", self._head(scene))

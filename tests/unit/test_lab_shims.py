@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ def test_the_plugin_is_found_and_harmless_without_the_module_it_changes() -> Non
         "print([point.name for point in points])"
     )
     assert run(code) == "['sgdiag_lab']"
+
+
+def test_a_process_hangs_with_all_its_threads_where_asked_for() -> None:
+    code = (
+        "import os, signal, threading, time\n"
+        "threading.Thread(target=lambda: [time.sleep(0.05) or print('tick', flush=True) for _ in range(200)]).start()\n"
+        "time.sleep(0.3)\n"
+        "print('hangs', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(home.shims_dir()), "SGDIAG_LAB_SHIMS": "hang"}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as process:
+        time.sleep(1.5)
+        process.kill()
+        assert process.stdout is not None
+        words = process.stdout.read().split()
+    assert "tick" in words
+    assert len(words) - words.index("hangs") <= 2
 
 
 @pytest.mark.parametrize(("shims", "value"), [("streams,tree", "True"), ("", "False")])

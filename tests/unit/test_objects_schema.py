@@ -80,10 +80,11 @@ def test_every_class_is_used_and_every_owner_known() -> None:
 
 @pytest.mark.parametrize("one", [one for one in ROWS if one.field], ids=lambda one: one.name)
 def test_fields_exist_in_the_model_and_carry_the_unit(one: Row) -> None:
-    _resolve(one.field)
-    for suffix, unit in UNIT_OF_SUFFIX.items():
-        if one.field.endswith(suffix):
-            assert one.unit == unit
+    for field in filter(None, (one.field, one.also)):
+        _resolve(field)
+        for suffix, unit in UNIT_OF_SUFFIX.items():
+            if field.endswith(suffix):
+                assert one.unit == unit
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,18 @@ def test_any_process_of_the_server_leads_to_all(tree: Tree, clock: Clock, target
     assert decode_snapshot(encode(snapshot)) == snapshot
 
 
+def test_only_running_schedulers_can_be_looked_into(tree: Tree, clock: Clock) -> None:
+    tree.server(100)
+    source = ProcessSource(100, proc=tree.proc, clock=clock)
+    assert source.ranks() == {}
+    source.read()
+    assert source.ranks() == {RankId(tp=0): 102, RankId(tp=1): 103}
+    shutil.rmtree(tree.root / "103")
+    clock.now += 1.0
+    source.read()
+    assert source.ranks() == {RankId(tp=0): 102}
+
+
 def test_what_is_known_of_a_process(tree: Tree, clock: Clock) -> None:
     tree.server(100)
     tree.add(

@@ -1,7 +1,8 @@
 """Runs in every Python process of a lab server, before SGLang: adapts releases without a CPU branch where asked to.
 
-`SGDIAG_LAB_SHIMS` is a comma list: `streams` (CUDA streams and events do nothing) and `tree` (the speculative modules
-use the reference tree kernels). Modules are changed right after they are imported, never on disk.
+`SGDIAG_LAB_SHIMS` is a comma list: `streams` (CUDA streams and events do nothing), `tree` (the speculative modules
+use the reference tree kernels) and `hang` (SIGUSR2 lets a process hang as a lost kernel or lock would). Modules are
+changed right after they are imported, never on disk.
 """
 
 # The finder and loader methods have the parameters that importlib gives them.
@@ -9,9 +10,11 @@ use the reference tree kernels). Modules are changed right after they are import
 
 from __future__ import annotations
 
+import ctypes
 import importlib.abc
 import importlib.machinery
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -31,6 +34,8 @@ def _take_cuda_branch(module: ModuleType) -> None:
     # The CUDA branch launches Triton kernels, and Triton's interpreter runs those on CPU tensors.
     module.__dict__["_is_cuda"] = True
 
+
+_HANG_S = 600
 
 _TREE_HOOKS: Mapping[str, Callable[[ModuleType], None]] = {
     "sglang.srt.speculative.eagle_utils": _use_reference_tree,
@@ -69,6 +74,13 @@ class _HookFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _hang(_number: int, _frame: object) -> None:
+    # PyDLL keeps the GIL during the call, so that no other Python thread runs either.
+    ctypes.PyDLL(None).sleep(_HANG_S)
+
+
 _shims = os.environ.get("SGDIAG_LAB_SHIMS", "").split(",")
 if "tree" in _shims:
     sys.meta_path.insert(0, _HookFinder())
+if "hang" in _shims:
+    signal.signal(signal.SIGUSR2, _hang)

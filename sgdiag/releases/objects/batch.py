@@ -78,7 +78,8 @@ def _batch(batch: str) -> list[Row]:
             "length",
             f"requests of the {batch} batch",
             *along(_BATCHES[batch], "ScheduleBatch.reqs"),
-            field="rank.running_requests" if batch == "running" else "",
+            field=f"rank.batches[{batch}].requests",
+            also="rank.running_requests" if batch == "running" else "",
             unit="requests",
         ),
         row(
@@ -87,6 +88,7 @@ def _batch(batch: str) -> list[Row]:
             "enum",
             f"what the {batch} batch does: DECODE, EXTEND, TARGET_VERIFY, …",
             *along(_BATCHES[batch], "ScheduleBatch.forward_mode"),
+            field=f"rank.batches[{batch}].mode",
         ),
         row(
             f"batch.{batch}.seq_lens",
@@ -94,6 +96,7 @@ def _batch(batch: str) -> list[Row]:
             "tensor",
             f"lengths of the {batch} batch's requests, on the device",
             *along(_BATCHES[batch], "ScheduleBatch.seq_lens"),
+            field=f"rank.batches[{batch}].seq_lens_shape",
         ),
         row(
             f"batch.{batch}.seq_lens_cpu",
@@ -116,6 +119,7 @@ def _batch(batch: str) -> list[Row]:
             "tensor",
             f"token slots that the {batch} batch writes to",
             *along(_BATCHES[batch], "ScheduleBatch.out_cache_loc"),
+            field=f"rank.batches[{batch}].out_cache_loc_shape",
         ),
         row(
             f"batch.{batch}.is_full",
@@ -130,6 +134,7 @@ def _batch(batch: str) -> list[Row]:
             "class",
             f"class of the {batch} batch's speculative input, None without speculation",
             *along(_BATCHES[batch], "ScheduleBatch.spec_info"),
+            field=f"rank.batches[{batch}].spec_info_type",
         ),
     ]
 
@@ -154,5 +159,5 @@ def _spec(batch: str) -> list[Row]:
 
 ROWS: tuple[Row, ...] = (
     *(entry for batch in _BATCHES for entry in _batch(batch)),
-    *(entry for batch in ("running", "current") for entry in _spec(batch)),
+    *(entry for batch in _BATCHES for entry in _spec(batch)),
 )

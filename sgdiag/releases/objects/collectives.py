@@ -133,6 +133,7 @@ ROWS: tuple[Row, ...] = (
         "value",
         "NCCL that SGLang's own communicator loaded, as a number or as text",
         at(f"@{_STATE}:_TP GroupCoordinator.pynccl_comm PyNcclCommunicator.nccl_version"),
+        field="collectives.nccl_version",
     ),
     row(
         "collectives.custom_allowed",

@@ -94,8 +94,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to know about a scheduler, in all releases.
 
     ``field`` is the place in a Snapshot that the value is meant for (``rank.kv.capacity_tokens``,
-    ``graphs[draft decode].sizes``), empty where the model has none or where it takes more than one entry. ``unit`` is
-    the value's own; ``times`` names an entry that the value is to be multiplied with.
+    ``graphs[draft decode].sizes``), empty where the model has none or where it takes more than one entry; ``also`` is
+    a second such place. ``unit`` is the value's own; ``times`` names an entry that the value is to be multiplied with.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     read: Read
     means: str
     field: str = ""
+    also: str = ""
     unit: Unit = ""
     times: str = ""
     alternatives: tuple[Alternative, ...] = ()
@@ -155,6 +156,7 @@ def row(
     means: str,
     *places: Alternative | Absence,
     field: str = "",
+    also: str = "",
     unit: Unit = "",
     times: str = "",
 ) -> Row:
@@ -164,6 +166,7 @@ def row(
         read=read,
         means=means,
         field=field,
+        also=also,
         unit=unit,
         times=times,
         alternatives=tuple(place for place in places if isinstance(place, Alternative)),

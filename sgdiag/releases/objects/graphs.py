@@ -93,6 +93,7 @@ def _batch_sizes(name: str, title: str, runners: _Runners) -> list[Row]:
             "class",
             f"class of the runner, None or {EAGER} where nothing is captured",
             *(place for places, _ in runners for place in places),
+            field=f"graphs[{title}].enabled",
         ),
         row(
             f"graphs.{name}.sizes",
@@ -141,6 +142,7 @@ def _batch_sizes(name: str, title: str, runners: _Runners) -> list[Row]:
                 until="0.5.14",
                 missing=tuple(f"{owner}.backend" for _, classes in backed for owner in classes.split("|")),
             ),
+            field=f"graphs[{title}].backend",
         ),
         row(
             f"graphs.{name}.keys",
@@ -160,6 +162,7 @@ ROWS: tuple[Row, ...] = (
         "class",
         "class of the target's attention backend",
         at(f"{RUNNER} ModelRunner.attn_backend"),
+        field="rank.attention_backend",
     ),
     row(
         "attention.decode",
@@ -183,7 +186,14 @@ ROWS: tuple[Row, ...] = (
         "which hidden states the graphs keep for the draft model",
         *_of(_DECODE, "capture_hidden_mode"),
     ),
-    row("graphs.prefill.runner", "static", "class", f"class of the prefill runner, None or {EAGER} without", *_PREFILL),
+    row(
+        "graphs.prefill.runner",
+        "static",
+        "class",
+        f"class of the prefill runner, None or {EAGER} without",
+        *_PREFILL,
+        field="graphs[target prefill].enabled",
+    ),
     row(
         "graphs.prefill.sizes",
         "static",
@@ -206,6 +216,7 @@ ROWS: tuple[Row, ...] = (
             missing=("PiecewiseCudaGraphRunner.backend",),
             instead="graphs.prefill.runner",
         ),
+        field="graphs[target prefill].backend",
     ),
     *_batch_sizes("draft_decode", "draft decode", _DRAFT_DECODE),
     *_batch_sizes("draft_extend", "draft extend", _DRAFT_EXTEND),

@@ -30,6 +30,7 @@ _REQUESTS = (
         "value",
         "rows of the table that maps requests to token slots",
         at("Scheduler.req_to_token_pool ReqToTokenPool.size"),
+        field="rank.request_slots",
         unit="requests",
     ),
     row(
@@ -38,6 +39,7 @@ _REQUESTS = (
         "length",
         "rows of that table that no request holds",
         at("Scheduler.req_to_token_pool ReqToTokenPool.free_slots"),
+        field="rank.free_request_slots",
         unit="requests",
     ),
     row(
@@ -77,7 +79,7 @@ _BUFFERS = (
         at(f"{RUNNER} ModelRunner.kv_cache_dtype"),
         field="rank.kv.dtype",
     ),
-    row("kv.pool", "static", "class", "class of the KV pool: MHA, MLA, SWA, …", at(_POOL)),
+    row("kv.pool", "static", "class", "class of the KV pool: MHA, MLA, SWA, …", at(_POOL), field="rank.kv.pool_type"),
     row(
         "kv.bytes",
         "static",
@@ -94,6 +96,7 @@ _BUFFERS = (
         "layers whose keys and values the pool keeps (full attention only where layers differ)",
         at(f"{_POOL} MHATokenToKVPool|MLATokenToKVPool|DeepSeekV4TokenToKVPool|MiniMaxSparseKVPool.layer_num"),
         at(f"{_POOL} HybridLinearKVPool|SWAKVPool.full_layer_nums"),
+        field="rank.kv.layers",
         unit="layers",
     ),
     row(
@@ -103,6 +106,7 @@ _BUFFERS = (
         "key buffers, one per layer: (slots + page, heads, head size)",
         at(f"{_POOL} MHATokenToKVPool.k_buffer"),
         at(f"{_POOL} HybridLinearKVPool|SWAKVPool.full_kv_pool MHATokenToKVPool.k_buffer"),
+        field="rank.kv.buffer_shape",
     ),
     row(
         "kv.v_buffers",
@@ -119,6 +123,7 @@ _BUFFERS = (
         "compressed key/value buffers of an MLA model, one per layer",
         at(f"{_POOL} MLATokenToKVPool.kv_buffer"),
         at(f"{_POOL} HybridLinearKVPool|SWAKVPool.full_kv_pool MLATokenToKVPool.kv_buffer"),
+        field="rank.kv.buffer_shape",
     ),
 )
 
@@ -245,26 +250,35 @@ _SWITCHED_OFF = absent(
 
 
 def _in_cache(what: str, means: str) -> tuple[Row, Row]:
-    """The number as the older caches keep it, and as the unified one does: by kind of layer."""
+    """The number for full attention, and what a unified cache keeps besides: the numbers by kind of layer."""
+    unified = (
+        at(f"{_CACHE} UnifiedRadixCache.component_{what}_size_", "0.5.11", "0.5.17"),
+        at(f"{_CACHE} UnifiedRadixCache.tree_core UnifiedTreeCore.component_{what}_size_", "0.5.17"),
+    )
+    full_attention = (
+        at(f"{_CACHE} UnifiedRadixCache.component_{what}_size_[0]", "0.5.11", "0.5.17"),
+        at(f"{_CACHE} UnifiedRadixCache.tree_core UnifiedTreeCore.component_{what}_size_[0]", "0.5.17"),
+    )
     return (
         row(
             f"cache.{what}",
             "hot",
             "value",
-            f"tokens in the radix cache that {means}; a unified radix cache has cache.{what}_by_kind instead",
+            f"tokens in the radix cache that {means} (its full-attention part where layers differ)",
             at(f"{_CACHE} RadixCache.{what}_size_"),
             at(f"{_CACHE} SWARadixCache|MambaRadixCache.full_{what}_size_", until="0.5.21"),
+            *full_attention,
             *_NATIVE,
             _SWITCHED_OFF,
+            field=f"rank.kv.{what}_tokens",
             unit="tokens",
         ),
         row(
             f"cache.{what}_by_kind",
-            "hot",
+            "slow",
             "table",
             f"tokens in a unified radix cache that {means}, by kind of layer (FULL is 0, SWA 1, MAMBA 2)",
-            at(f"{_CACHE} UnifiedRadixCache.component_{what}_size_", "0.5.11", "0.5.17"),
-            at(f"{_CACHE} UnifiedRadixCache.tree_core UnifiedTreeCore.component_{what}_size_", "0.5.17"),
+            *unified,
             absent(
                 "the unified radix cache came with 0.5.11",
                 until="0.5.11",
@@ -278,7 +292,7 @@ def _in_cache(what: str, means: str) -> tuple[Row, Row]:
 
 
 _CACHED = (
-    row("cache.class", "static", "class", "class of the radix cache", at(_CACHE)),
+    row("cache.class", "static", "class", "class of the radix cache", at(_CACHE), field="rank.kv.cache_type"),
     row(
         "cache.core",
         "static",

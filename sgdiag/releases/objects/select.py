@@ -58,12 +58,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     read: Read
     means: str
     field: str
+    also: str
     unit: Unit
     times: str
     paths: tuple[Path, ...]
     reason: str = ""
     instead: str = ""
     opaque: dict[str, str] = {}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The places in a Snapshot that the value is meant for."""
+        return tuple(filter(None, (self.field, self.also)))
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -150,6 +156,7 @@ def _entry(row: Row, numbers: tuple[int, ...]) -> Entry:
         read=row.read,
         means=row.means,
         field=row.field,
+        also=row.also,
         unit=row.unit,
         times=row.times,
         paths=tuple(path for path in paths if path),

@@ -177,7 +177,14 @@ ROWS: tuple[Row, ...] = (
         at("Scheduler.max_req_input_len"),
         unit="tokens",
     ),
-    row("scheduler.forward_ct", "hot", "value", "iterations that ran the model", at("Scheduler.forward_ct")),
+    row(
+        "scheduler.forward_ct",
+        "hot",
+        "value",
+        "iterations that ran the model",
+        at("Scheduler.forward_ct"),
+        field="rank.forward_steps_total",
+    ),
     row(
         "scheduler.waiting",
         "hot",

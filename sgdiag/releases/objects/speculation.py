@@ -166,6 +166,7 @@ ROWS: tuple[Row, ...] = (
         "class",
         "class of the draft model's attention backend",
         *along(DRAFT_RUNNERS, "ModelRunner.attn_backend"),
+        field="speculation.draft_attention_backend",
     ),
     row(
         "draft.kv.pool",

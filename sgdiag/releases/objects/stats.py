@@ -14,16 +14,16 @@ _STATS: tuple[Alternative, ...] = (
 )
 _SELF: tuple[Alternative, ...] = (at("Scheduler.metrics_reporter", "0.5.13"),)
 
-_COUNTS: dict[str, str] = {"num_running_reqs": "rank.running_requests", "num_queue_reqs": "rank.waiting_requests"}
+_COUNTS = ("num_running_reqs", "num_queue_reqs")
 """Plain numbers in 0.5.9, objects with a total and a breakdown by priority since."""
 
 _NUMBERS: tuple[tuple[str, str, str, Unit], ...] = (
-    ("num_used_tokens", "", "rank.kv.used_tokens", "tokens"),
-    ("token_usage", "", "rank.kv.usage_ratio", "ratio"),
+    ("num_used_tokens", "", "", "tokens"),
+    ("token_usage", "", "", "ratio"),
     ("swa_token_usage", "", "rank.kv.swa_usage_ratio", "ratio"),
     ("mamba_usage", "", "rank.kv.mamba_usage_ratio", "ratio"),
     ("full_token_usage", "0.5.10", "", "ratio"),
-    ("kv_available_tokens", "0.5.11", "rank.kv.available_tokens", "tokens"),
+    ("kv_available_tokens", "0.5.11", "", "tokens"),
     ("kv_evictable_tokens", "0.5.11", "rank.kv.evictable_tokens", "tokens"),
     ("kv_used_tokens", "0.5.11", "", "tokens"),
     ("swa_available_tokens", "0.5.12", "", "tokens"),
@@ -32,8 +32,8 @@ _NUMBERS: tuple[tuple[str, str, str, Unit], ...] = (
     ("mamba_available_tokens", "0.5.12", "", "tokens"),
     ("mamba_evictable_tokens", "0.5.12", "", "tokens"),
     ("mamba_used_tokens", "0.5.12", "", "tokens"),
-    ("gen_throughput", "", "rank.decode_tokens_per_s", "1/s"),
-    ("cache_hit_rate", "", "rank.cache_hit_ratio", "ratio"),
+    ("gen_throughput", "", "", "1/s"),
+    ("cache_hit_rate", "", "", "ratio"),
     ("decode_sum_seq_lens", "", "", "tokens"),
     ("num_grammar_queue_reqs", "", "", "requests"),
     ("num_retracted_reqs", "", "rank.retracted_requests", "requests"),
@@ -42,10 +42,12 @@ _NUMBERS: tuple[tuple[str, str, str, Unit], ...] = (
     ("spec_accept_rate", "", "rank.accept_ratio", "ratio"),
     ("spec_num_steps", "0.5.13", "", "steps"),
     ("spec_num_draft_tokens", "0.5.13", "", "tokens"),
-    ("is_cuda_graph", "", "rank.decode_uses_graph", ""),
+    ("is_cuda_graph", "", "", ""),
     ("utilization", "", "", "ratio"),
 )
-"""Name in SchedulerStats, since which release, field, unit."""
+"""Name in SchedulerStats, since which release, field, unit. What other places tell better has no field here: pools,
+batches and shared memory more recently; passes by mode, since nothing ever sets ``is_cuda_graph``; token counts, since
+decoding resets ``cache_hit_rate`` before 0.5.20."""
 
 
 def _number(name: str, since: str, field: str, unit: Unit) -> Row:
@@ -82,10 +84,9 @@ ROWS: tuple[Row, ...] = (
             f"{name} as the metrics had it when a batch was last logged",
             *along(_STATS, f"SchedulerStats.{name}", until="0.5.10"),
             *along(_STATS, f"SchedulerStats.{name} QueueCount.total", since="0.5.10"),
-            field=field,
             unit="requests",
         )
-        for name, field in _COUNTS.items()
+        for name in _COUNTS
     ),
     *(_number(*row) for row in _NUMBERS),
 )

@@ -1,0 +1,200 @@
+"""One scheduler process, opened for reading: its roots, its schema, the groups that are read together."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from sgdiag.model import Fact, Known, SourceError, Thread, unknown
+from sgdiag.releases.objects import EPOCH, RELEASE, Entry, Schema, schema
+from sgdiag.remote import (
+    AbsentError,
+    Execute,
+    GoneError,
+    Group,
+    Limits,
+    NotPermittedError,
+    Reader,
+    RemoteError,
+    Statistics,
+    Status,
+)
+from sgdiag.sources.objects.observation import Observation, encodable, not_in_release, observe_all
+from sgdiag.sources.permissions import explain
+from sgdiag.sources.procfs import ProcFs
+
+GroupName: TypeAlias = Literal["static", "slow", "hot", "running", "current", "last"]
+
+BATCHES: tuple[Literal["running", "current", "last"], ...] = ("running", "current", "last")
+
+ATTEMPTS = 8
+BUDGET_S = 0.02
+"""What one read of one group may cost on a restless server."""
+
+_INSIDE = ("values", "table", "keys", "tensors")
+"""Kinds of reading that look at what a container holds; the others must not, for what an object holds may be much."""
+
+_RELEASE_ROOT = "release"
+
+_PACKAGES = re.compile(r"^.*/(?:(?:site|dist)-packages/|lib/python3\.\d+/|(?=sglang/srt/))")
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What one group said. ``complete``: all of it, as of one instant. ``unchanged``: nothing had to be read again."""
+
+    observations: dict[str, Observation]
+    complete: bool
+    unchanged: bool
+    statistics: tuple[Statistics, ...]
+
+
+class SchedulerProcess:
+    """The objects of scheduler process ``pid``.
+
+    ``release`` is asked only where the process itself does not tell. Raises the reader's RemoteErrors, in every method.
+    """
+
+    def __init__(
+        self, pid: int, release: Callable[[], Fact[str]], *, execute: Execute, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.pid = pid
+        self._clock = clock
+        self.reader = Reader(pid, execute=execute)
+        self._asked: dict[tuple[str, ...], Group] = {}
+        try:
+            self.release = self._own_release() or release()
+            self.schema: Schema = schema(self.release.or_else(""))
+            self._groups = {name: _groups(entries, self._epoch(name)) for name, entries in parts(self.schema).items()}
+            self.has_root = False
+            self.find_roots()
+        except BaseException:
+            self.reader.close()
+            raise
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def _own_release(self) -> Known[str] | None:
+        module, name = RELEASE
+        try:
+            self.reader.set_root(_RELEASE_ROOT, self.reader.find_module(module))
+        except AbsentError:
+            return None
+        path = f"{_RELEASE_ROOT}.{name}"
+        value = self.reader.read(Group([path])).results[path].value
+        return Known(encodable(value), f"object:{module}.{name}") if isinstance(value, str) else None
+
+    def _epoch(self, name: GroupName) -> str | None:
+        # What never changes, or is not looked at together, needs no counter that frames it.
+        return None if name in ("static", "slow") else self.schema.entries[EPOCH].texts[0]
+
+    def find_roots(self) -> bool:
+        """Find what paths start from; False while the scheduler object is not there (yet)."""
+        for name, module in self.schema.modules.items():
+            with contextlib.suppress(AbsentError):
+                self.reader.set_root(name, self.reader.find_module(module))
+        self.has_root = any(self._start_from(frame.function, frame.local) for frame in self.schema.frames)
+        return self.has_root
+
+    def _start_from(self, function: str, local: str) -> bool:
+        with contextlib.suppress(AbsentError):
+            self.reader.set_root("scheduler", self.reader.find_local(function, local))
+            return True
+        return False
+
+    def read(self, name: GroupName, *, budget_s: float = BUDGET_S) -> Reading:
+        """One group, hardly longer than ``budget_s`` for each of its parts once it was read before."""
+        observations: dict[str, Observation] = {}
+        statistics: list[Statistics] = []
+        complete = True
+        for group, entries in self._groups[name]:
+            snapshot = self.reader.read(group, attempts=ATTEMPTS, budget_s=budget_s)
+            complete &= snapshot.complete
+            statistics.append(snapshot.statistics)
+            observations |= observe_all(entries, snapshot.results, self._clock())
+        if name == "hot":
+            # A scheduler always has its counter: without, the call that held the scheduler has ended.
+            self.has_root = observations[EPOCH].status is not Status.ABSENT
+        return Reading(observations, complete, not any(one.steps for one in statistics), tuple(statistics))
+
+    @property
+    def group_names(self) -> tuple[GroupName, ...]:
+        return tuple(self._groups)
+
+    def group(self, paths: tuple[str, ...]) -> Group:
+        """Any paths as a group; the same one each time, since it remembers. Raises PathError."""
+        if paths not in self._asked:
+            self._asked[paths] = Group(paths, epoch=self.schema.entries[EPOCH].texts[0])
+        return self._asked[paths]
+
+    def missing(self) -> dict[str, Observation]:
+        """Entries that this release does not have, each with its reason."""
+        return {entry.name: not_in_release(entry) for entry in self.schema.missing}
+
+    def threads(self) -> Fact[tuple[Thread, ...]]:
+        """All threads with their Python frames, the main thread first; also of a process that hangs.
+
+        A thread that is hard at work may be caught between two calls, with some of its outer frames missing.
+        """
+        threads = tuple(
+            Thread(
+                native_id=stack.native_id or stack.ident,
+                name=encodable(stack.name or ("MainThread" if stack.is_main else "")),
+                frames=tuple(
+                    encodable(f"{frame.function} ({_short(frame.filename)}:{frame.line})") for frame in stack.frames
+                ),
+            )
+            for stack in self.reader.threads()
+        )
+        if not threads:
+            return unknown("no thread runs Python")
+        return Known(threads, "object:threads", at=self._clock())
+
+
+def source_error(pid: int, error: RemoteError, proc: ProcFs) -> SourceError:
+    """What went wrong with process ``pid`` in words for a user, and the way out."""
+    if isinstance(error, GoneError):
+        return SourceError(f"process {pid} has ended")
+    if isinstance(error, NotPermittedError):
+        decision = explain(proc, pid, "memory")
+        if not decision.allowed:
+            return SourceError(decision.reason, decision.remedy)
+        return SourceError(str(error), "a security module or a container's seccomp filter forbids process_vm_readv")
+    return SourceError(str(error), "the other sources go on; sgdiag doctor says what can be read")
+
+
+def parts(chosen: Schema) -> dict[GroupName, tuple[Entry, ...]]:
+    """The entries of each group: all of a batch together, the rest by pace."""
+    found: dict[GroupName, tuple[Entry, ...]] = {
+        batch: tuple(
+            entry for entry in chosen.entries.values() if entry.paths and entry.name.startswith(f"batch.{batch}.")
+        )
+        for batch in BATCHES
+    }
+    found["static"] = chosen.paced("static")
+    found["slow"] = tuple(entry for entry in chosen.paced("slow") if not entry.name.startswith("batch."))
+    found["hot"] = chosen.paced("hot")
+    return found
+
+
+def _groups(entries: tuple[Entry, ...], epoch: str | None) -> list[tuple[Group, tuple[Entry, ...]]]:
+    flat = tuple(entry for entry in entries if entry.read not in _INSIDE)
+    deep = tuple(entry for entry in entries if entry.read in _INSIDE)
+    return [
+        (Group([path for entry in some for path in entry.texts], epoch=epoch, limits=_limits(depth)), some)
+        for depth, some in ((0, flat), (1, deep))
+        if some
+    ]
+
+
+def _limits(depth: int) -> Limits:
+    return Limits(depth=depth, items=4096, characters=4096, objects=16384, tensor_elements=0)
+
+
+def _short(filename: str) -> str:
+    return _PACKAGES.sub("", filename)
