@@ -6,6 +6,7 @@ longer fresh still holds a newer one; where nothing is known, the reasons are ke
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -73,21 +74,29 @@ class _Merger:
         self.disagreements: list[Disagreement] = []
 
     def structs(self, pieces: Sequence[tuple[P, bool]], kind: type[P], path: str) -> P:
+        if len(pieces) == 1 and not self.is_silent(path):
+            return pieces[0][0]
         stable = _STABLE.get(kind, frozenset())
         changes: dict[str, Any] = {}
-        for name in kind.__struct_fields__:
-            if name in _MADE_BY_SESSION:
-                continue
-            values = [(getattr(piece, name), fresh) for piece, fresh in pieces]
+        for name, default in _defaults(kind):
             where = f"{path}.{name}" if path else name
-            first = values[0][0]
-            if isinstance(first, (Known, Unknown)):
-                changes[name] = self.facts(values, where, name in stable)
-            elif isinstance(first, tuple):
-                changes[name] = self.tuples(values, where)
-            elif isinstance(first, msgspec.Struct) and name != _KEYS.get(kind):
-                changes[name] = self.structs(values, type(first), where)
+            # Most parts leave most of a snapshot as it was made: what they do not touch is one shared object.
+            told = [(value, fresh) for piece, fresh in pieces if (value := getattr(piece, name)) is not default] or [
+                (default, True)
+            ]
+            if len(told) == 1 and not self.is_silent(where):
+                changes[name] = told[0][0]
+            elif isinstance(default, (Known, Unknown)):
+                changes[name] = self.facts(told, where, name in stable)
+            elif isinstance(default, tuple):
+                changes[name] = self.tuples(told, where)
+            else:
+                changes[name] = self.structs(told, type(default), where)
         return msgspec.structs.replace(pieces[0][0], **changes)
+
+    def is_silent(self, path: str) -> bool:
+        """Whether something has to be said about what nobody tells there; of the whole snapshot it has."""
+        return not path or _section(path) in self.silence
 
     def facts(
         self, values: Sequence[tuple[Known[Any] | Unknown, bool]], path: str, stable: bool
@@ -104,7 +113,11 @@ class _Merger:
             fact.reason for fact, _ in values if isinstance(fact, Unknown) and fact is not NOT_ASKED
         )
         reasons.pop(NOT_ASKED.reason, None)
-        return Unknown("; ".join(reasons)) if reasons else self.silence.get(path.partition(".")[0], NOT_ASKED)
+        return (
+            Unknown("; ".join(reasons))
+            if reasons
+            else self.silence.get(path.partition(".")[0].partition("[")[0], NOT_ASKED)
+        )
 
     def compare(self, path: str, facts: Sequence[Known[Any]]) -> None:
         first = facts[0]
@@ -127,6 +140,22 @@ class _Merger:
             for item in items:
                 groups.setdefault(getattr(item, key), []).append((item, fresh))
         return tuple(self.structs(groups[name], kind, f"{path}[{_name(name)}]") for name in _in_order(groups))
+
+
+def _section(path: str) -> str:
+    return path.partition(".")[0].partition("[")[0]
+
+
+@functools.cache
+def _defaults(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+    """The fields of ``kind`` that sources fill, each with the object that it holds until then; keys are none."""
+    return tuple(
+        (field.name, field.default)
+        for field in msgspec.structs.fields(kind)
+        if field.default is not msgspec.NODEFAULT
+        and isinstance(field.default, (Known, Unknown, tuple, msgspec.Struct))
+        and field.name not in _MADE_BY_SESSION
+    )
 
 
 def _in_order(keys: Iterable[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import stat
 import threading
@@ -215,6 +216,7 @@ def _tail(parser: LogParser, *, numbered: bool) -> tuple[LogLine, ...]:
     )
 
 
+@functools.lru_cache(maxsize=1024)  # the same lines are shown at every read
 def _shown(raw: bytes) -> str:
     """What a terminal would still show of the line: of progress bars, which overwrite each other, the last one."""
     parts = [part for part in raw.split(b"\r") if part.strip()]

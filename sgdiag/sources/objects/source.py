@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,8 +18,11 @@ from sgdiag.sources.objects.observation import Observation
 from sgdiag.sources.objects.scheduler import BATCHES, SchedulerProcess, source_error
 from sgdiag.sources.procfs import ProcFs
 
-SLOW_EVERY_S = 3.0
-THREADS_EVERY_S = 5.0
+HOT_SHARE, BATCHES_SHARE, SLOW_SHARE, THREADS_SHARE = 0.0015, 0.001, 0.0004, 0.0003
+"""What part of a core each kind of reading may take here; where it costs more, it comes less often."""
+HOT_S, BATCHES_S, SLOW_S, THREADS_S = 1.0, 2.0, 3.0, 5.0
+"""How often each kind is read at most."""
+LONGEST_PAUSE_S = 30.0
 READ_LIMIT_S = 2.5
 """After so much time no further rank is begun."""
 FIRST_LIMIT_S = 0.4
@@ -40,7 +44,6 @@ class ObjectsSource:
     """
 
     name = "objects"
-    period_s = 1.0
     timeout_s = 5.0
 
     def __init__(
@@ -59,6 +62,11 @@ class ObjectsSource:
         self._clock = clock
         self._watched: dict[int, _Watched] = {}
         self._measuring: int | None = None
+
+    @property
+    def period_s(self) -> float:
+        hot_s = sum(watched.hot_cpu_s for watched in self._watched.values())
+        return min(max(HOT_S, hot_s / HOT_SHARE), LONGEST_PAUSE_S)
 
     def read(self) -> Snapshot:
         """All ranks; SourceError with the reason if none of them can be read at all."""
@@ -128,6 +136,30 @@ class ObjectsSource:
         return {field: reason for field in fields if not field.startswith("rank.id.")} | {"rank.threads": reason}
 
 
+class _Pace:
+    """When something is read again: after ``least_s``, or later if reading it takes more than ``share`` of a core."""
+
+    def __init__(self, least_s: float, share: float, clock: Callable[[], float]) -> None:
+        self._least_s = least_s
+        self._share = share
+        self._clock = clock
+        self._next = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self._clock() >= self._next
+
+    def soon(self) -> None:
+        self._next = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        begun = time.thread_time()
+        yield
+        spent_s = time.thread_time() - begun
+        self._next = self._clock() + min(max(self._least_s, spent_s / self._share), LONGEST_PAUSE_S)
+
+
 class _Watched:
     """One scheduler, with what was read of it at different paces."""
 
@@ -138,8 +170,12 @@ class _Watched:
         self._seen: dict[str, Observation] = {}
         self._batches: dict[str, Observation] = {}
         self._has_static = self._has_batches = False
-        self._slow_at = self._threads_at = 0.0
+        self._slow_pace = _Pace(SLOW_S, SLOW_SHARE, clock)
+        self._batches_pace = _Pace(BATCHES_S, BATCHES_SHARE, clock)
+        self._threads_pace = _Pace(THREADS_S, THREADS_SHARE, clock)
+        self.hot_cpu_s = 0.0
         self._steps: Any = None
+        self._batches_steps: Any = None
         self._threads: Fact[tuple[Thread, ...]] = unknown("not read yet")
 
     def close(self) -> None:
@@ -147,44 +183,49 @@ class _Watched:
 
     def read(self) -> Facts:
         if not self.process.has_root and not self.process.find_roots():
-            self._seen, self._batches, self._has_static, self._slow_at = {}, {}, False, 0.0
+            self._seen, self._batches, self._has_static = {}, {}, False
+            self._slow_pace.soon()
             self._read_threads(stuck=True)
             self.facts = {"rank.running_requests": _NOT_STARTED, "rank.threads": self._threads, **self._release()}
             return self.facts
+        begun = time.thread_time()
         hot = self.process.read("hot")
+        self.hot_cpu_s = time.thread_time() - begun
         steps = hot.observations[EPOCH].fact.or_else(None)
         stood_still, self._steps = steps == self._steps and steps is not None, steps
         before, self._seen = self._seen, self._seen | hot.observations
-        # Where no loop has come round since, the batches are what they were.
+        # Where no loop has come round since they were read, the batches are what they were.
         still = hot.complete and hot.unchanged and stood_still and self._has_static and self._has_batches
-        if still and self._clock() - self._slow_at < SLOW_EVERY_S:
+        still = still and self._batches_steps == steps
+        if still and not self._slow_pace.is_due:
             self.facts = _as_of_now(self.facts, before[EPOCH].fact, hot.observations[EPOCH].fact)
         else:
-            self._read_others()
+            self._read_others(at_rest=stood_still)
             self.facts = {**facts(self.process.schema, self._seen, self._batches), **self._release()}
         self._read_threads(stuck=stood_still and self._has_work())
         self.facts["rank.threads"] = self._threads
         return self.facts
 
-    def _read_others(self) -> None:
-        now = self._clock()
+    def _read_others(self, *, at_rest: bool) -> None:
         if not self._has_static:
             static = self.process.read("static", budget_s=0.1)
             self._has_static = all(one.is_settled for one in static.observations.values())
             self._seen |= static.observations | self.process.missing()
-        if now - self._slow_at >= SLOW_EVERY_S:
-            self._slow_at = now
-            self._seen |= self.process.read("slow").observations
-        batches = [self.process.read(batch) for batch in BATCHES]
-        self._has_batches = all(batch.complete for batch in batches)
-        for batch in batches:
-            self._batches |= batch.observations
+        if self._slow_pace.is_due:
+            with self._slow_pace.reading():
+                self._seen |= self.process.read("slow").observations
+        if at_rest or not self._has_batches or self._batches_pace.is_due:
+            self._batches_steps = self._steps
+            with self._batches_pace.reading():
+                batches = [self.process.read(batch) for batch in BATCHES]
+            self._has_batches = all(batch.complete for batch in batches)
+            for batch in batches:
+                self._batches |= batch.observations
 
     def _read_threads(self, *, stuck: bool) -> None:
-        now = self._clock()
-        if stuck or now - self._threads_at >= THREADS_EVERY_S:
-            self._threads_at = now
-            self._threads = self.process.threads()
+        if stuck or self._threads_pace.is_due:
+            with self._threads_pace.reading():
+                self._threads = self.process.threads()
 
     def _has_work(self) -> bool:
         told = (*(self._seen[name] for name in _WORK), self._batches["batch.current.requests"])
