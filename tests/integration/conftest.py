@@ -18,3 +18,14 @@ def lab_server() -> Iterator[LabPool]:
     """
     with LabPool(most=2, prefix="pytest") as pool:
         yield pool
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one release behind each other, whatever file they are in, so that they share its two servers."""
+
+    def server(item: pytest.Item) -> tuple[str, bool]:
+        params = getattr(item, "callspec", None)
+        wanted = params.params if params is not None and item.get_closest_marker("lab") else {}
+        return (str(wanted["release"]), bool(wanted.get("speculative"))) if "release" in wanted else ("", False)
+
+    items.sort(key=server)
