@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import signal
 import statistics
@@ -29,6 +28,9 @@ SLOT_S = 2.0
 SETTLE_S = 0.2
 """Steps this close to a switch belong to neither side."""
 
+STREAM_TOKENS = 1000
+"""Each message repeats all tokens of its request, so that longer ones would measure their own length."""
+
 RESAMPLINGS = 4000
 
 
@@ -41,7 +43,9 @@ def stream(url: str, tokens: int, arrivals: list[float], stop: threading.Event) 
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
             "stream": True,
         }
-        answer = pool.request("POST", f"{url}/generate", body=json.dumps(request), preload_content=False, timeout=60)
+        answer = pool.request("POST", f"{url}/generate", json=request, preload_content=False, timeout=60)
+        if answer.status != 200:
+            raise SystemExit(f"{url} answers {answer.status}: {answer.data[:200]!r}")
         for line in answer:
             if line.startswith(b"data: {"):
                 arrivals.append(time.monotonic())
@@ -95,7 +99,7 @@ def measure(url: str, pid: int, streams: int, seconds: float) -> None:
     stop = threading.Event()
     arrivals: list[list[float]] = [[] for _ in range(streams)]
     for one in arrivals:
-        threading.Thread(target=stream, args=(url, 4000, one, stop), daemon=True).start()
+        threading.Thread(target=stream, args=(url, STREAM_TOKENS, one, stop), daemon=True).start()
     try:
         switches = watch_in_slots(pid, seconds)
     finally:
@@ -129,6 +133,8 @@ def report(streams: Sequence[Sequence[Sequence[float]]]) -> None:
         for without, with_it in zip(off, on, strict=False)
         if with_it and without
     ]
+    if not pairs:
+        raise SystemExit("no steps were seen: is the server under load?")
     change, low, high = interval(pairs)
     medians = [statistics.median([step for slot in side for step in slot]) for side in (off, on)]
     print(f"median step: off {medians[0] * 1e3:.3f} ms, on {medians[1] * 1e3:.3f} ms; {len(pairs)} pairs of slots")
