@@ -189,8 +189,8 @@ def _run(
 
 def _start(process: Process, interpreter: Interpreter, probe: str, timeout_s: float) -> subprocess.Popen[bytes]:
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    if interpreter.library_directory:
-        environment["LD_LIBRARY_PATH"] = process.inner_path(interpreter.library_directory)
+    if interpreter.lib_directory:
+        environment["LD_LIBRARY_PATH"] = process.inner_path(interpreter.lib_directory)
     owner = process.owner()
     foreign_root = not process.has_our_root()
     am_root = os.geteuid() == 0

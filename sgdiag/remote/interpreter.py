@@ -21,14 +21,14 @@ TORCH_LIBRARIES = ("libc10.so", "libtorch_python.so")
 
 @dataclass(frozen=True)
 class Interpreter:
-    """``runtime`` is the address of ``_PyRuntime``; ``library_directory`` is set where libpython is a file of its own.
+    """``runtime`` is the address of ``_PyRuntime``; ``lib_directory`` is set where libpython is a file of its own.
 
     ``python_id`` and ``torch_id`` name the builds that layouts depend on; ``torch_id`` is empty without torch.
     """
 
     version: tuple[int, int]
     runtime: int
-    library_directory: str
+    lib_directory: str
     python_id: str
     torch_id: str
 
@@ -62,7 +62,7 @@ def find_interpreter(memory: Memory) -> Interpreter:
         return Interpreter(
             version=version,
             runtime=loaded.base + runtime,
-            library_directory=str(PurePosixPath(loaded.path).parent) if is_library else "",
+            lib_directory=str(PurePosixPath(loaded.path).parent) if is_library else "",
             python_id=f"{version[0]}.{version[1]}-{build}",
             torch_id=_identity(process, torch_files),
         )
