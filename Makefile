@@ -3,8 +3,8 @@
 
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sgdiag
 PYTHON ?= python3.11
-# One environment per set of requirements, so that switching branches does not rebuild it each time.
-RECIPE := $(shell cat pyproject.toml Makefile | sha256sum | cut -c1-12)
+# One environment per checkout, which it points to, and set of requirements, so that switching branches rebuilds nothing.
+RECIPE := $(shell (pwd; cat pyproject.toml Makefile) | sha256sum | cut -c1-12)
 VENV := $(CACHE)/venv-$(RECIPE)
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
@@ -26,7 +26,7 @@ $(VENV)/ready: pyproject.toml
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@echo "[2/3] updating pip"
 	@$(RUN) pip install --quiet --disable-pip-version-check --upgrade pip 2>$(VENV)/pip.log || { tail -5 $(VENV)/pip.log >&2; exit 2; }
-	@echo "[3/3] installing sgdiag and its development tools"
+	@echo "[3/3] installing sgdiag and its development tools (half a minute)"
 	@$(RUN) pip install --quiet --disable-pip-version-check --editable '.[dev,lab]' 2>$(VENV)/pip.log || { tail -5 $(VENV)/pip.log >&2; exit 2; }
 	@touch $@
 
