@@ -27,9 +27,13 @@ def parse_stat(text: str) -> tuple[str, int, int, int]:
 
 def _stat(pid: int) -> tuple[str, int, int, int] | None:
     try:
-        return parse_stat((_PROC / str(pid) / "stat").read_text())
+        state, *others = parse_stat((_PROC / str(pid) / "stat").read_text())
+        # The files and ports of a killed process stay open until its last thread is gone.
+        if state == "Z" and len(list((_PROC / str(pid) / "task").iterdir())) > 1:
+            state = "D"
     except (OSError, ValueError, IndexError):
         return None
+    return state, others[0], others[1], others[2]
 
 
 def start_ticks(pid: int) -> int | None:

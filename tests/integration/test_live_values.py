@@ -144,7 +144,7 @@ def test_an_older_release(lab_server: LabPool, release: str, speculative: bool) 
     target = lab_server(release, speculative=speculative)
     # Triton's interpreter makes about a token a second.
     slow = target.interpreted and speculative
-    check_live(target, concurrency=2, max_new_tokens=16 if slow else 64, requests=2 if slow else 16)
+    check_live(target, concurrency=2, max_new_tokens=16 if slow else 128, requests=2 if slow else 48)
 
 
 def test_two_ranks_are_shown_as_two(lab_server: LabPool) -> None:

@@ -23,6 +23,8 @@ HOT_SHARE, BATCHES_SHARE, SLOW_SHARE, THREADS_SHARE = 0.0015, 0.001, 0.0004, 0.0
 HOT_S, BATCHES_S, SLOW_S, THREADS_S = 1.0, 2.0, 3.0, 5.0
 """How often each kind is read at most."""
 LONGEST_PAUSE_S = 30.0
+LONGEST_HOT_PAUSE_S = 3.0
+"""Numbers of requests older than this are better taken from elsewhere."""
 READ_LIMIT_S = 2.5
 """After so much time no further rank is begun."""
 FIRST_LIMIT_S = 0.4
@@ -66,7 +68,7 @@ class ObjectsSource:
     @property
     def period_s(self) -> float:
         hot_s = sum(watched.hot_cpu_s for watched in self._watched.values())
-        return min(max(HOT_S, hot_s / HOT_SHARE), LONGEST_PAUSE_S)
+        return min(max(HOT_S, hot_s / HOT_SHARE), LONGEST_HOT_PAUSE_S)
 
     def read(self) -> Snapshot:
         """All ranks; SourceError with the reason if none of them can be read at all."""
