@@ -9,7 +9,7 @@ VENV := $(CACHE)/venv-$(RECIPE)
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
-.PHONY: demo test test-all check unit integration lab benchmarks clean help
+.PHONY: demo test test-all check unit lab clean help
 
 help:
 	@echo "make demo       the TUI on a recording of a real server; nothing else needed"

@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 from sgdiag import __version__
+from sgdiag.cli.notes import note
 from sgdiag.model.errors import ExitCode, SgdiagError
 
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -95,8 +96,7 @@ def main() -> NoReturn:
 
 
 def _complain(problem: str, remedy: str, code: int) -> int:
-    # Problems quote file names and what servers answered, which may hold escape codes.
-    for text in (f"sgdiag: {problem}", f"  {remedy}" if remedy else ""):
-        if text:
-            click.echo("".join(char if char.isprintable() else " " for char in text), err=True)
+    note(f"sgdiag: {problem}")
+    if remedy:
+        note(f"  {remedy}")
     return code

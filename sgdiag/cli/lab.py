@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
+from sgdiag.cli.notes import note
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
     from sgdiag.lab import Lab
 
 P = ParamSpec("P")
-
-
-def _note(line: str) -> None:
-    # Notes quote logs and what servers answered, which may hold escape codes.
-    click.echo("".join(char if char.isprintable() else " " for char in line), err=True)
 
 
 def _reports_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -34,12 +30,12 @@ def _reports_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except LabError as error:
-            _note(f"sgdiag lab: {error}")
+            note(f"sgdiag lab: {error}")
             for line in error.detail:
-                _note(f"    {line}")
+                note(f"    {line}")
             raise SystemExit(ExitCode.COULD_NOT_LOOK) from None
         except KeyboardInterrupt:
-            _note("sgdiag lab: interrupted")
+            note("sgdiag lab: interrupted")
             raise SystemExit(ExitCode.INTERRUPTED) from None
 
     return run
@@ -102,10 +98,10 @@ def up(
         api_key=None if api_key_file is None else _read_key(api_key_file),
         extra_args=sglang_flags,
         ready_limit_s=ready_limit,
-        progress=_note,
+        progress=note,
     )
     click.echo(started.url)
-    _note(f"end it with: sgdiag lab down {started.name}")
+    note(f"end it with: sgdiag lab down {started.name}")
 
 
 @lab.command()
@@ -134,7 +130,7 @@ def load(
 
     target = api.find(name)
     if target.interpreted:
-        _note(f"note: SGLang {target.release} speculates at about 2 tokens/s here")
+        note(f"note: SGLang {target.release} speculates at about 2 tokens/s here")
     result = api.load(target, concurrency, max_new_tokens, requests=requests, seconds=seconds)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(result)))
@@ -172,7 +168,7 @@ def down(name: str | None, every: bool) -> None:
         click.echo(ended.name)
     if failed:
         for earlier in failed[:-1]:
-            _note(f"sgdiag lab: {earlier}")
+            note(f"sgdiag lab: {earlier}")
         raise failed[-1]
 
 
@@ -192,7 +188,7 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(described))
         return
     if not known:
-        _note("no lab is running; start one with: sgdiag lab up")
+        note("no lab is running; start one with: sgdiag lab up")
     for each, facts in zip(known, described, strict=True):
         click.echo(f"{each.name:28} {facts['status']:9} {each.release:13} {_what(each):24} {each.url} pid {each.pid}")
 
@@ -210,9 +206,9 @@ def build(wanted: tuple[str, ...], every: bool) -> None:
     from sgdiag.lab.build import environment, models
 
     for version in RELEASES if every else wanted or (NEWEST,):
-        environment(releases.find(version), _note)
+        environment(releases.find(version), note)
         click.echo(home.overlay_dir(version))
-    models(4, 0.8, 0, _note)
+    models(4, 0.8, 0, note)
 
 
 def _read_key(file: Path) -> str:
@@ -244,4 +240,4 @@ def _print_load(result: Any) -> None:
         click.echo(f"accept length  {result.accept_length:.2f} tokens per verify step")
     click.echo(f"wrong tokens   {result.wrong_tokens}")
     for text in result.errors:
-        _note(text)
+        note(text)
