@@ -13,8 +13,8 @@ from sgdiag.model.errors import ExitCode
 if TYPE_CHECKING:
     from sgdiag.model import Finding
 
-WATCH_S = 2.5
-"""Long enough for every source to be read once and for the metrics to be read twice."""
+FIRST_READ_S = 2.5
+"""How long the first readings may take: longer than for a glance, since what is missing here is a missed finding."""
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "UNKNOWN": "dim", "PASS": "green"}
 
@@ -34,7 +34,7 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
     from sgdiag.rules import evaluate
     from sgdiag.session.attach import open_feed
 
-    feed = open_feed(target, options.access(**how), wait_s=WATCH_S)
+    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S)
     try:
         findings = evaluate(feed.latest())
     finally:

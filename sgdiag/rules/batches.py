@@ -45,11 +45,8 @@ def spec_info_width_mismatch(snapshot: Snapshot) -> Finding | None:
             continue
         if text:
             (fitting if fits else wrong).append(seen(batch.spec_info_shapes, f"{label}: {kind} {text}"))
-    if not wrong:
-        if not fitting:
-            return None
-        return Finding(id="spec-info-width-mismatch", title=title, verdict="PASS", evidence=tuple(fitting))
-    return Finding(
+    passed = Finding(id="spec-info-width-mismatch", title=title, verdict="PASS", evidence=tuple(fitting))
+    failed = Finding(
         id="spec-info-width-mismatch",
         title="spec_info was made for another batch than the one that it hangs on",
         verdict="FAIL",
@@ -69,6 +66,14 @@ def spec_info_width_mismatch(snapshot: Snapshot) -> Finding | None:
         ),
         playbook="spec-info-width-mismatch",
     )
+    return _weighed(passed, failed)
+
+
+def _weighed(passed: Finding, failed: Finding) -> Finding | None:
+    """One batch that does not fit decides; without a batch that could be judged the question does not arise."""
+    if failed.evidence:
+        return failed
+    return passed if passed.evidence else None
 
 
 def _judgeable(snapshot: Snapshot) -> Iterator[tuple[Rank, Batch]]:
@@ -132,11 +137,8 @@ def out_cache_loc_mismatch(snapshot: Snapshot) -> Finding | None:
             # The first generation of workers cuts the slots down to the accepted ones before it goes on.
             fits = slots == drafted.value if second else slots <= drafted.value
         (fitting if fits else wrong).append(seen(batch.out_cache_loc_shape, f"{label}: {text}"))
-    if not wrong:
-        if not fitting:
-            return None
-        return Finding(id="out-cache-loc-mismatch", title=title, verdict="PASS", evidence=tuple(fitting))
-    return Finding(
+    passed = Finding(id="out-cache-loc-mismatch", title=title, verdict="PASS", evidence=tuple(fitting))
+    failed = Finding(
         id="out-cache-loc-mismatch",
         title="a batch writes to another number of token slots than it has tokens",
         verdict="FAIL",
@@ -156,6 +158,7 @@ def out_cache_loc_mismatch(snapshot: Snapshot) -> Finding | None:
         ),
         playbook="out-cache-loc-mismatch",
     )
+    return _weighed(passed, failed)
 
 
 def _plain(snapshot: Snapshot) -> Iterator[tuple[Rank, Batch]]:
