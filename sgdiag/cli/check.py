@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sgdiag.cli import options
+from sgdiag.cli.findings import print_findings
 from sgdiag.model.errors import ExitCode
-
-if TYPE_CHECKING:
-    from sgdiag.model import Finding
 
 FIRST_READ_S = 2.5
 """How long the first readings may take: longer than for a glance, since what is missing here is a missed finding."""
-
-_STYLES = {"FAIL": "bold red", "WARN": "yellow", "UNKNOWN": "dim", "PASS": "green"}
 
 
 @click.command()
@@ -42,37 +37,7 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}))
     else:
-        _print(findings)
+        print_findings(findings)
     bad = {"FAIL", "WARN", "UNKNOWN"} if strict else {"FAIL"}
     if any(finding.verdict in bad for finding in findings):
         ctx.exit(ExitCode.FAIL_FOUND)
-
-
-def _print(findings: Sequence[Finding]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from sgdiag.analysis.format import clean
-
-    console = Console(highlight=False)
-
-    def detail(text: str, style: str = "") -> None:
-        console.print(Padding(Text(clean(text), style), (0, 0, 0, 8)))
-
-    for finding in findings:
-        line = Text(f"{finding.verdict:8}", style=_STYLES[finding.verdict])
-        line.append(f"{finding.id}: {clean(finding.title)}", style="bold" if finding.verdict == "FAIL" else "")
-        console.print(line)
-        if finding.verdict == "PASS":
-            continue
-        for item in finding.evidence:
-            detail(f"{item.text}  [{item.source}]", "dim")
-        if finding.cause:
-            detail(finding.cause if finding.verdict == "UNKNOWN" else f"because {finding.cause}")
-        for advice in finding.advice:
-            command = f": {advice.command}" if advice.command else ""
-            effect = f" → {advice.effect}" if advice.effect else ""
-            detail(f"- {advice.action}{command}{effect}")
-        if finding.playbook:
-            detail(f"sgdiag playbook {finding.playbook}", "dim")

@@ -8,6 +8,38 @@ import msgspec
 
 Verdict: TypeAlias = Literal["PASS", "WARN", "FAIL", "UNKNOWN"]
 
+Family: TypeAlias = Literal[
+    "",
+    "custom-allreduce",
+    "dp-attention-or-deepep",
+    "flashinfer-allreduce-fusion",
+    "flashinfer-jit",
+    "gpu-memory-held-by-orphan",
+    "gpu-memory-unbalanced",
+    "graph-capture-failed-not-memory",
+    "graph-capture-out-of-memory",
+    "hicache",
+    "host-memory-killed",
+    "illegal-memory-access",
+    "kv-accounting-leak",
+    "kv-pool-hybrid-state",
+    "kv-pool-no-room",
+    "nccl-p2p-hang",
+    "nccl-shared-memory-or-out-of-memory",
+    "nccl-version-fabric-or-network",
+    "nccl-watchdog-timeout",
+    "pd-disaggregation",
+    "runtime-out-of-memory-or-retraction",
+    "scheduler-watchdog-or-health",
+    "sm120-or-shared-memory-limit",
+    "spec-acceptance",
+    "spec-shape-mismatch",
+    "spec-slower-than-plain",
+    "spec-tensor-unpacked",
+    "weight-load-out-of-memory",
+]
+"""What a finding is about, coarser than its id; empty for those that are about sgdiag's own view."""
+
 SEVERITY: tuple[Verdict, ...] = ("FAIL", "WARN", "UNKNOWN", "PASS")
 """Verdicts, worst first."""
 
@@ -28,14 +60,17 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One conclusion about one server. ``confidence`` runs from 0 to 1; at least 0.8 counts as high."""
+    """One conclusion about one server. ``confidence`` runs from 0 to 1; at least 0.8 counts as high. ``told`` is what
+    SGLang's own message says about it and whether that is right here; empty where it says nothing."""
 
     id: str
     title: str
     verdict: Verdict
+    family: Family = ""
     confidence: float = 1.0
     evidence: tuple[Evidence, ...] = ()
     cause: str = ""
+    told: str = ""
     advice: tuple[Advice, ...] = ()
     playbook: str = ""
     fix: str = ""

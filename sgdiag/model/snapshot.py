@@ -22,6 +22,22 @@ Role: TypeAlias = Literal[
     "launcher", "scheduler", "detokenizer", "dp-controller", "tokenizer-worker", "detokenizer-router", "other"
 ]
 SourceState: TypeAlias = Literal["ok", "stale", "failed", "off"]
+Activity: TypeAlias = Literal[
+    "collective",
+    "receive",
+    "synchronise",
+    "idle",
+    "compiling",
+    "build-lock",
+    "kernel-load",
+    "loading",
+    "capturing",
+    "allocating",
+    "python",
+    "unknown",
+]
+"""What a scheduler's thread is at, by its frames: the first three wait for others, ``idle`` waits for requests,
+``python`` is anything without a name of its own, and ``unknown`` is a thread without frames."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,7 +45,14 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Server(_Part, frozen=True, kw_only=True):
-    """The server as a whole. ``args`` holds SGLang's server arguments by field name, secrets replaced."""
+    """The server as a whole.
+
+    ``args`` holds SGLang's server arguments by field name, secrets replaced; ``asked`` what the launcher's command
+    line gave for those that sgdiag watches, as text (a switch is ``true``). ``packages`` holds the versions of the
+    installed packages that a GPU's kernels come from, by distribution name, and ``pinned`` the versions that the
+    installed SGLang asks for. ``torch_cuda`` is the CUDA version that torch was built for, ``cuda_toolkit`` that of
+    the compiler that kernels are built with at run time.
+    """
 
     release: Fact[str] = NOT_ASKED
     health: Fact[Health] = NOT_ASKED
@@ -51,10 +74,19 @@ class Server(_Part, frozen=True, kw_only=True):
     attention_backend: Fact[str] = NOT_ASKED
     scheduler_overlap: Fact[bool] = NOT_ASKED
     args: Fact[dict[str, Any]] = NOT_ASKED
+    asked: Fact[dict[str, str]] = NOT_ASKED
+    packages: Fact[dict[str, str]] = NOT_ASKED
+    pinned: Fact[dict[str, str]] = NOT_ASKED
+    torch_cuda: Fact[str] = NOT_ASKED
+    cuda_toolkit: Fact[str] = NOT_ASKED
 
 
 class KvPool(_Part, frozen=True, kw_only=True):
-    """One rank's pool of token slots. ``used_tokens`` excludes what the radix cache could evict at once."""
+    """One rank's pool of token slots. ``used_tokens`` excludes what the radix cache could evict at once.
+
+    ``profiled_tokens`` is what the memory would have held where a limit made the pool smaller; it may be negative.
+    ``sized_after_capture``: the pool took what the CUDA graphs had left, and not the other way round.
+    """
 
     capacity_tokens: Fact[int] = NOT_ASKED
     used_tokens: Fact[int] = NOT_ASKED
@@ -72,10 +104,17 @@ class KvPool(_Part, frozen=True, kw_only=True):
     page_size_tokens: Fact[int] = NOT_ASKED
     dtype: Fact[str] = NOT_ASKED
     size_bytes: Fact[int] = NOT_ASKED
+    profiled_tokens: Fact[int] = NOT_ASKED
+    sized_after_capture: Fact[bool] = NOT_ASKED
 
 
 class RankMemory(_Part, frozen=True, kw_only=True):
-    """Device memory of one rank by purpose, as the server counts it."""
+    """Device memory of one rank by purpose, as the server counts it.
+
+    ``draft_in_budget``: draft models were loaded before the pools were sized, so that these had less to share.
+    ``baseline_before_nccl``: SGLang may have taken its figure of free memory before NCCL had its buffers, which are
+    gone from ``free_before_load_bytes`` already. ``state_pool_slots`` are states of linear-attention layers.
+    """
 
     weights_bytes: Fact[int] = NOT_ASKED
     draft_weights_bytes: Fact[int] = NOT_ASKED
@@ -85,7 +124,15 @@ class RankMemory(_Part, frozen=True, kw_only=True):
     free_before_load_bytes: Fact[int] = NOT_ASKED
     free_after_load_bytes: Fact[int] = NOT_ASKED
     free_after_pool_bytes: Fact[int] = NOT_ASKED
+    free_at_capture_bytes: Fact[int] = NOT_ASKED
+    free_after_graphs_bytes: Fact[int] = NOT_ASKED
     free_at_ready_bytes: Fact[int] = NOT_ASKED
+    state_pool_bytes: Fact[int] = NOT_ASKED
+    state_pool_slots: Fact[int] = NOT_ASKED
+    draft_pool_bytes: Fact[int] = NOT_ASKED
+    draft_in_budget: Fact[bool] = NOT_ASKED
+    multimodal_reservation_bytes: Fact[int] = NOT_ASKED
+    baseline_before_nccl: Fact[bool] = NOT_ASKED
 
 
 class Batch(_Part, frozen=True, kw_only=True):
@@ -112,8 +159,30 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
     frames: tuple[str, ...] = ()
 
 
+class KernelView(_Part, frozen=True, kw_only=True):
+    """How a scheduler's main thread stands, as the kernel tells it.
+
+    ``state`` is the letter of its state. ``cpu_ratio`` is the thread's own share of a core since the look before.
+    ``wait_channel`` and ``stack`` (innermost first) are names of kernel functions, empty for a thread that runs.
+    ``system_call`` is a name, or ``running``, or ``none`` for a thread that stands outside any call. ``helpers`` are
+    the programs that run below the process, by the kernel's names for them.
+    """
+
+    state: Fact[str] = NOT_ASKED
+    cpu_ratio: Fact[float] = NOT_ASKED
+    wait_channel: Fact[str] = NOT_ASKED
+    system_call: Fact[str] = NOT_ASKED
+    stack: Fact[tuple[str, ...]] = NOT_ASKED
+    swapped_bytes: Fact[int] = NOT_ASKED
+    helpers: Fact[tuple[str, ...]] = NOT_ASKED
+
+
 class Rank(_Part, frozen=True, kw_only=True):
-    """One scheduler process: its load, its pool, how it decodes."""
+    """One scheduler process: its load, its pool, how it decodes.
+
+    ``still_s`` is for how long its working thread was seen at the same frames, ``no_step_s`` for how long no step
+    forward was seen to begin; both are measured between looks, never guessed from one.
+    """
 
     id: RankId
     pid: Fact[int] = NOT_ASKED
@@ -134,6 +203,9 @@ class Rank(_Part, frozen=True, kw_only=True):
     request_slots: Fact[int] = NOT_ASKED
     attention_backend: Fact[str] = NOT_ASKED
     threads: Fact[tuple[Thread, ...]] = NOT_ASKED
+    still_s: Fact[float] = NOT_ASKED
+    no_step_s: Fact[float] = NOT_ASKED
+    kernel: KernelView = KernelView()
     batches: tuple[Batch, ...] = ()
     kv: KvPool = KvPool()
     memory: RankMemory = RankMemory()
@@ -208,12 +280,99 @@ class Communicator(_Part, frozen=True, kw_only=True):
     pcie_ipc: Fact[str] = NOT_ASKED
 
 
+NcclRankState: TypeAlias = Literal["init", "running", "finalize", "abort", "absent", "unresponsive", "dead"]
+"""What NCCL's RAS says of one rank: ``absent`` answers and denies being a member, ``unresponsive`` did not answer,
+``dead`` was given up after a minute."""
+
+
+class NcclRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a communicator as NCCL's RAS sees it.
+
+    ``counts`` are collectives launched, by operation; ``unchanged_s`` is for how many seconds sgdiag has seen them
+    stand still. ``error`` is NCCL's result code in words. ``pid`` is that in the rank's own pid namespace (-1: not
+    told).
+    """
+
+    rank: int
+    state: NcclRankState = "running"
+    host: str = ""
+    pid: int = -1
+    gpu: int = -1
+    counts: dict[str, int] = {}
+    unchanged_s: float = 0.0
+    error: str = ""
+
+
+class NcclCommunicator(msgspec.Struct, frozen=True, kw_only=True):
+    """One communicator by its hash. ``ranks`` are all that RAS named: every one in its JSON, only those that stand out
+    in its text. ``most`` is the largest count of each operation over all ranks, named or not."""
+
+    id: str
+    size_ranks: int
+    ranks: tuple[NcclRank, ...] = ()
+    most: dict[str, int] = {}
+
+
+class NcclRas(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of NCCL's RAS subsystem.
+
+    ``healthy_communicators`` is how many beside those listed are only counted; ``timeouts`` counts processes that RAS
+    waited for in vain; ``silent_pids`` are processes that did not answer, and ``dead_pids`` those that it gave up.
+    """
+
+    version: str = ""
+    communicators: tuple[NcclCommunicator, ...] = ()
+    healthy_communicators: int = 0
+    timeouts: int = 0
+    silent_pids: tuple[int, ...] = ()
+    dead_pids: tuple[int, ...] = ()
+
+
+class NcclInit(_Part, frozen=True, kw_only=True):
+    """A communicator as one rank's NCCL log describes its set-up. ``nvls_bytes`` are its NVLS buffers."""
+
+    id: str
+    rank: int
+    size_ranks: int
+    pid: int = -1
+    gpu: int = -1
+    channels: Fact[int] = NOT_ASKED
+    nvls_channels: Fact[int] = NOT_ASKED
+    p2p_channels: Fact[int] = NOT_ASKED
+    p2p_channels_per_peer: Fact[int] = NOT_ASKED
+    p2p_chunk_bytes: Fact[int] = NOT_ASKED
+    nvls_bytes: Fact[int] = NOT_ASKED
+
+
+class NcclLog(_Part, frozen=True, kw_only=True):
+    """What NCCL's own log (``NCCL_DEBUG=INFO``) tells of one server.
+
+    ``transports`` counts connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``); ``connected`` are the
+    algorithms whose buffers exist (``rings``, ``trees``, ``NVLS tree``, …). ``allocated_bytes`` is the device memory
+    whose allocation was logged, by process.
+    """
+
+    version: Fact[str] = NOT_ASKED
+    communicators: tuple[NcclInit, ...] = ()
+    transports: dict[str, int] = {}
+    connected: tuple[str, ...] = ()
+    network: Fact[str] = NOT_ASKED
+    environment: dict[str, str] = {}
+    plugins: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    allocated_bytes: dict[int, int] = {}
+
+
 class Collectives(_Part, frozen=True, kw_only=True):
-    """What the ranks use to talk to each other. ``environment`` is that of a scheduler process, not of a shell."""
+    """What the ranks use to talk to each other. ``environment`` is that of a scheduler process, not of a shell, and
+    ``interfaces`` are the network interfaces that this process sees."""
 
     nccl_version: Fact[str] = NOT_ASKED
     environment: Fact[dict[str, str]] = NOT_ASKED
+    interfaces: Fact[tuple[str, ...]] = NOT_ASKED
     communicators: tuple[Communicator, ...] = ()
+    ras: Fact[NcclRas] = NOT_ASKED
+    nccl_log: Fact[NcclLog] = NOT_ASKED
 
 
 class Process(_Part, frozen=True, kw_only=True):
@@ -265,9 +424,11 @@ class Gpu(_Part, frozen=True, kw_only=True):
 
 
 class Gpus(_Part, frozen=True, kw_only=True):
-    """All devices of this host; ``devices`` is empty with ``driver`` unknown where there is none."""
+    """All devices of this host; ``devices`` is empty with ``driver`` unknown where there is none. ``driver_cuda`` is
+    the newest CUDA version that the driver knows."""
 
     driver: Fact[str] = NOT_ASKED
+    driver_cuda: Fact[str] = NOT_ASKED
     devices: tuple[Gpu, ...] = ()
 
 

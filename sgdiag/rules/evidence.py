@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, TypeGuard
 
-from sgdiag.model import Evidence, Fact, Finding, Known, Rank, Snapshot, Unknown
+from sgdiag.model import Advice, Evidence, Fact, Finding, Gpu, Known, Rank, Snapshot, Unknown
 
 
 def seen(fact: Fact[object], text: str) -> Evidence:
@@ -38,6 +39,30 @@ def cannot_tell(finding_id: str, whether: str, missing: str, fact: Unknown | Non
     )
 
 
+def broken_rule(finding_id: str, error: Exception) -> Finding:
+    """What stands for a rule that failed: a defect in sgdiag, never a silence."""
+    return Finding(
+        id=finding_id,
+        title="this rule could not be evaluated",
+        verdict="UNKNOWN",
+        confidence=0.0,
+        cause=f"a defect in sgdiag: {type(error).__name__}: {error}",
+    )
+
+
 def rank_label(snapshot: Snapshot, rank: Rank) -> str:
     sizes = {"dp_size": snapshot.server.dp_size.or_else(1), "pp_size": snapshot.server.pp_size.or_else(1)}
     return rank.id.label(**sizes)
+
+
+def explain_log(snapshot: Snapshot, effect: str) -> tuple[Advice, ...]:
+    """Where the server's log is known, the command that reads it for what failed."""
+    paths = (snapshot.log.path, *(process.log_path for process in snapshot.processes))
+    path = next((fact.value for fact in paths if isinstance(fact, Known)), None)
+    return (Advice("explain the log", f"sgdiag explain {shlex.quote(path)}", effect),) if path else ()
+
+
+def gpus_of(snapshot: Snapshot) -> tuple[Gpu, ...]:
+    """The server's own GPUs, or all of this host where its processes do not tell."""
+    used = {index for process in snapshot.processes for index in process.gpus.or_else(())}
+    return tuple(gpu for gpu in snapshot.gpus.devices if not used or gpu.index in used)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from sgdiag.model import SEVERITY, Finding, Snapshot
+import msgspec
+
+from sgdiag.model import SEVERITY, Family, Finding, Snapshot
+from sgdiag.rules.evidence import broken_rule
 
 Judge: TypeAlias = Callable[[Snapshot], Finding | None]
 
 _RULES: dict[str, Judge] = {}
+_FAMILIES: dict[str, Family] = {}
 
 
-def rule(finding_id: str) -> Callable[[Judge], Judge]:
-    """Registers a pure function as the rule behind ``finding_id``.
+def rule(finding_id: str, family: Family = "") -> Callable[[Judge], Judge]:
+    """Registers a pure function as the rule behind ``finding_id``, whose findings are of ``family``.
 
     It returns None where its question does not arise (a server that does not speculate has no accept length),
     UNKNOWN where it arises but the facts are missing, and PASS only on evidence.
@@ -23,6 +27,7 @@ def rule(finding_id: str) -> Callable[[Judge], Judge]:
         if finding_id in _RULES:
             raise ValueError(f"two rules for {finding_id}")
         _RULES[finding_id] = judge
+        _FAMILIES[finding_id] = family
         return judge
 
     return register
@@ -30,6 +35,11 @@ def rule(finding_id: str) -> Callable[[Judge], Judge]:
 
 def rule_ids() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
+
+
+def families() -> dict[str, Family]:
+    """The family of each rule's findings, by id."""
+    return dict(_FAMILIES)
 
 
 def evaluate(snapshot: Snapshot) -> tuple[Finding, ...]:
@@ -43,13 +53,7 @@ def _judgements(snapshot: Snapshot) -> Iterator[Finding]:
         try:
             finding = judge(snapshot)
         except Exception as error:  # noqa: PERF203 - a broken rule must not silence the others
-            yield Finding(
-                id=finding_id,
-                title="this rule could not be evaluated",
-                verdict="UNKNOWN",
-                confidence=0.0,
-                cause=f"a defect in sgdiag: {type(error).__name__}: {error}",
-            )
+            yield broken_rule(finding_id, error)
         else:
             if finding is not None:
-                yield finding
+                yield msgspec.structs.replace(finding, family=_FAMILIES[finding_id])

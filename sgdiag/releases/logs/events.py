@@ -80,6 +80,18 @@ class MambaAllocated(Event, frozen=True):
     bytes: int
 
 
+class MultimodalReservation(Event, frozen=True):
+    """0.5.18+: kept out of the pools for image embeddings and features, which are allocated later."""
+
+    bytes: int
+
+
+class TokensProfiled(Event, frozen=True):
+    """What memory would hold where ``--max-total-tokens`` asked for more; negative where nothing was left."""
+
+    tokens: int
+
+
 class SlidingWindowPools(Event, frozen=True):
     """Token slots of the full-attention and of the sliding-window layers; ``full_tokens`` None: no full layers."""
 
@@ -200,8 +212,10 @@ class Warned(Event, frozen=True):
 
 class Failure(Event, frozen=True):
     """An error line or a traceback. ``text`` is the line (for a traceback its last one, the exception), ``where`` what
-    introduced the traceback. ``fatal``: a process of the server ends or has ended with it."""
+    introduced the traceback (``traceback``), whose first line ``line`` is. ``fatal``: a process of the server ends or
+    has ended with it."""
 
     text: str
     where: str = ""
+    traceback: bool = False
     fatal: bool = False

@@ -189,6 +189,8 @@ class _Facts:
             page_size_tokens=self._arg("page_size", int),
             dtype=self._kv_dtype(target),
             size_bytes=_pool_size(target, resized),
+            profiled_tokens=_constant(log.profiled, lambda line: line.tokens),
+            sized_after_capture=_constant(resized or (target[0] if target else None), lambda _: _after_capture(log)),
         )
 
     def _kv_dtype(self, target: list[KvAllocated]) -> Fact[str]:
@@ -219,7 +221,16 @@ class _Facts:
             ),
             free_after_load_bytes=_rounded(log.loaded, lambda line: line.free_bytes),
             free_after_pool_bytes=_rounded(log.pool_end, lambda line: line.free_bytes),
+            free_at_capture_bytes=_rounded(log.capture, lambda line: line.free_bytes),
+            free_after_graphs_bytes=_rounded(last, lambda line: line.free_bytes),
             free_at_ready_bytes=_rounded(log.summary, lambda line: line.free_bytes),
+            state_pool_bytes=_rounded(log.state, lambda line: line.bytes),
+            state_pool_slots=_constant(log.state, lambda line: line.slots),
+            draft_pool_bytes=_draft_pools(log),
+            draft_in_budget=_constant(drafts[0] if drafts else None, lambda line: line in log.budgeted),
+            multimodal_reservation_bytes=_rounded(log.reservation, lambda line: line.bytes),
+            # 0.5.9 prints the time as well, and takes the figure without NCCL.
+            baseline_before_nccl=_constant(log.distributed, lambda line: line.elapsed_s is None),
         )
 
     def _graph_name(self, name: str) -> str:
@@ -290,6 +301,20 @@ def _capacity(log: RankLog, resized: PoolResized | None) -> Fact[int]:
         return _constant(resized, lambda line: line.tokens)
     target = log.pools[0]
     return _constant(target[0], lambda line: line.tokens) if len(target) == 1 and not target[0].reserved else NOT_ASKED
+
+
+def _after_capture(log: RankLog) -> bool:
+    return bool(log.resized) or any(pool.reserved for pool in log.pools[0])
+
+
+def _draft_pools(log: RankLog) -> Fact[int]:
+    resized = [event for event in log.resized if event.draft and event.bytes is not None]
+    if resized:
+        return _rounded(resized[-1], lambda _: sum(event.bytes or 0 for event in resized))
+    pools = [pool for pools in log.pools[1:] for pool in pools]
+    if not pools or any(pool.reserved for pool in pools):
+        return NOT_ASKED
+    return _rounded(pools[0], lambda _: sum(pool.bytes for pool in pools))
 
 
 def _pool_size(target: list[KvAllocated], resized: PoolResized | None) -> Fact[int]:

@@ -17,11 +17,14 @@ from sgdiag.releases.logs.events import (
     DistributedReady,
     Event,
     Failure,
+    GraphProgress,
     GraphsBegin,
     GraphsEnd,
     GraphSizes,
     KvAllocated,
     KvDtype,
+    MambaAllocated,
+    MultimodalReservation,
     NcclVersion,
     PoolEnd,
     PoolResized,
@@ -30,6 +33,7 @@ from sgdiag.releases.logs.events import (
     Retraction,
     ServerArguments,
     SlidingWindowPools,
+    TokensProfiled,
     WeightsBegin,
     WeightsEnd,
 )
@@ -63,7 +67,9 @@ class RankLog:
     """What one rank said. Lists hold the target's lines first, then those of draft models, in the order of the log:
     up to 0.5.13 draft models load after the target has its pool and graphs, later before there is any pool.
 
-    ``loaded`` and ``pool_end`` are the last of their kind before the target's pool and before its graphs.
+    ``loaded`` is the last of its kind before the target's pool, ``pool_end`` before graphs or a draft model took more
+    memory. ``models_in_budget`` were loaded when the pool was sized. ``capture`` says what was free when the first
+    graph was captured.
     """
 
     distributed: DistributedReady | None = None
@@ -72,6 +78,11 @@ class RankLog:
     loaded: WeightsEnd | None = None
     pools: list[list[KvAllocated]] = dataclasses.field(default_factory=lambda: [[]])
     pool_end: PoolEnd | None = None
+    models_in_budget: int = 0
+    reservation: MultimodalReservation | None = None
+    profiled: TokensProfiled | None = None
+    state: MambaAllocated | None = None
+    capture: GraphProgress | None = None
     sliding_window: SlidingWindowPools | None = None
     resized: list[PoolResized] = dataclasses.field(default_factory=list)
     summary: PoolSummary | None = None
@@ -84,6 +95,11 @@ class RankLog:
     retracted: Retraction | None = None
     retracted_before_decode: int = 0
     retracted_since_decode: int = 0
+
+    @property
+    def budgeted(self) -> list[WeightsEnd]:
+        """The models that were in memory when the pool was sized; before it, those that are there."""
+        return self.weights_end[: self.models_in_budget] if self.pool_end else self.weights_end
 
 
 _MAX_RANKS, _MAX_REPEATS = 4096, 64
@@ -148,9 +164,25 @@ class Fold:
 
     def _pool_end(self, event: PoolEnd) -> None:
         rank = self._rank(event)
-        if not rank.graphs:
+        if rank.pool_end is None:
+            rank.models_in_budget = len(rank.weights_end)
+        if not rank.graphs and len(rank.weights_end) == rank.models_in_budget:
             rank.pool_end = event
         _append(rank.pools, [])
+
+    def _reservation(self, event: MultimodalReservation) -> None:
+        self._rank(event).reservation = event
+
+    def _profiled(self, event: TokensProfiled) -> None:
+        self._rank(event).profiled = event
+
+    def _state(self, event: MambaAllocated) -> None:
+        rank = self._rank(event)
+        rank.state = rank.state or event
+
+    def _graph_progress(self, event: GraphProgress) -> None:
+        rank = self._rank(event)
+        rank.capture = rank.capture or event
 
     def _sliding_window(self, event: SlidingWindowPools) -> None:
         rank = self._rank(event)
@@ -165,6 +197,8 @@ class Fold:
     def _graphs_begin(self, event: GraphsBegin) -> None:
         rank = self._rank(event)
         rank.capturing = event.name
+        if rank.capture is None and event.free_bytes is not None:
+            rank.capture = GraphProgress(size=None, free_bytes=event.free_bytes, line=event.line)
         if len(rank.graphs) < _MAX_REPEATS:
             known = rank.graphs.setdefault(event.name, Graphs(event))
             known.begin = event
@@ -238,6 +272,10 @@ _HANDLERS: dict[type[Event], Callable[[Fold, Any], None]] = {
     KvAllocated: Fold._kv,
     KvDtype: Fold._keep_kv_dtype,
     PoolEnd: Fold._pool_end,
+    MultimodalReservation: Fold._reservation,
+    TokensProfiled: Fold._profiled,
+    MambaAllocated: Fold._state,
+    GraphProgress: Fold._graph_progress,
     SlidingWindowPools: Fold._sliding_window,
     PoolResized: Fold._resized,
     PoolSummary: Fold._summary,

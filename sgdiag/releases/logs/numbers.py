@@ -16,6 +16,12 @@ def whole(text: str | None) -> int | None:
     return int(text)
 
 
+def signed(text: str | None) -> int | None:
+    """An integer of at most 18 digits, with or without a minus."""
+    value = whole(text.removeprefix("-")) if text is not None else None
+    return -value if value is not None and text is not None and text.startswith("-") else value
+
+
 def real(text: str | None) -> float | None:
     """A finite number."""
     if text is None or len(text) > 32:

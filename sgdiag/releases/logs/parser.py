@@ -56,6 +56,16 @@ _HINTS = (
 _CHAINED = (b"During handling of the above", b"The above exception was")
 
 
+def is_fatal(message: bytes) -> bool:
+    """Whether a process of the server ends, or has ended, with this line or with the traceback it introduces."""
+    return bool(_FATAL.search(message))
+
+
+def quotes_users(message: bytes) -> bool:
+    """Whether the message repeats what users sent, which may look like anything."""
+    return message.startswith(_QUOTES_USERS)
+
+
 class NotableLine(NamedTuple):
     """A line worth showing: its number among those that this parser saw, its bytes (at most 4096), rank prefix and
     weight."""
@@ -139,7 +149,7 @@ class LogParser:
                 return
         if event is not None:
             events.append(event)
-        elif not any(hint in message for hint in _HINTS) or message.startswith(_QUOTES_USERS):
+        elif not any(hint in message for hint in _HINTS) or quotes_users(message):
             return
         elif message.rstrip().endswith(_TRACEBACK):
             self._traceback = _Traceback(message.partition(_TRACEBACK)[0], place)
@@ -167,14 +177,15 @@ class _Traceback:
         return Failure(
             text=_text(exception) or where or "traceback without its last line",
             where=where,
-            fatal=bool(_FATAL.search(self._where)),
+            traceback=True,
+            fatal=is_fatal(self._where),
             **self._place,
         )
 
 
 def _trouble(message: bytes, place: dict[str, Any]) -> list[Event]:
     if _ERROR.search(message):
-        return [Failure(text=_text(message), fatal=bool(_FATAL.search(message)), **place)]
+        return [Failure(text=_text(message), fatal=is_fatal(message), **place)]
     return [Warned(text=_text(message), **place)] if _WARNING.search(message) else []
 
 

@@ -27,6 +27,7 @@ from sgdiag.releases.logs.events import (
     KvDtype,
     MambaAllocated,
     MemoryBaseline,
+    MultimodalReservation,
     NcclVersion,
     PoolEnd,
     PoolResized,
@@ -35,11 +36,12 @@ from sgdiag.releases.logs.events import (
     Retraction,
     ServerArguments,
     SlidingWindowPools,
+    TokensProfiled,
     WeightsBegin,
     WeightsCommitted,
     WeightsEnd,
 )
-from sgdiag.releases.logs.numbers import gib, real, sizes, whole
+from sgdiag.releases.logs.numbers import gib, real, signed, sizes, whole
 
 Place: TypeAlias = Mapping[str, Any]
 """Line, rank and time of a message, as keyword arguments of its event."""
@@ -116,6 +118,16 @@ def _mamba(match: re.Match[str], at: Place) -> Event | None:
     if slots is None:
         return None
     return MambaAllocated(slots=slots, bytes=sum(part for part in parts if part is not None), **at)
+
+
+def _reservation(match: re.Match[str], at: Place) -> Event | None:
+    reserved = gib(match[1])
+    return None if reserved is None else MultimodalReservation(bytes=reserved, **at)
+
+
+def _profiled(match: re.Match[str], at: Place) -> Event | None:
+    tokens = signed(match[1])
+    return None if tokens is None else TokensProfiled(tokens=tokens, **at)
 
 
 def _sliding_window(match: re.Match[str], at: Place) -> Event | None:
@@ -290,6 +302,17 @@ _RULES: tuple[tuple[tuple[str, ...], str, Build], ...] = (
         r"(?:dtype: (?P<dtype>[^,]+), )?(?:#tokens: (?P<tokens>\d+), )?"
         rf"(?:K size: (?P<k>{_NUMBER}) GB, V size: (?P<v>{_NUMBER}) GB|KV size: (?P<kv>{_NUMBER}) GB)",
         _kv,
+    ),
+    (
+        ("Reserving",),
+        rf"Reserving ({_NUMBER}) GB of the KV budget for post-sizing multimodal allocations",
+        _reservation,
+    ),
+    # The third form comes past SGLang's own logger, which the root logger's name then stands in front of.
+    (
+        ("max_total_tokens", "WARNING"),
+        r"(?:WARNING:root:)?max_total_tokens=\d+ is larger than the profiled value (-?\d+)",
+        _profiled,
     ),
     (("Mamba",), r"Mamba Cache is allocated\. max_mamba_cache_size: (\d+), (.*)", _mamba),
     (

@@ -1,0 +1,55 @@
+"""`sgdiag explain`: the post-mortem of a server, from its logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sgdiag.cli.findings import print_findings
+from sgdiag.model.errors import ExitCode
+
+if TYPE_CHECKING:
+    from sgdiag.model import Incident
+
+
+@click.command()
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@click.option("--json", "as_json", is_flag=True, help='{"findings": […]}, the most telling first.')
+@click.pass_context
+def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
+    """Say what failed first in LOG, why, and what to do about it.
+
+    LOG is a file (also gzip, bzip2 or xz) or - for standard input; several files, one for each rank or node, are read
+    as one story. What surviving ranks say afterwards is told apart from the failure itself. Where nothing known is
+    found the answer is UNKNOWN, with the first failure and the stage it happened in.
+    """
+    import msgspec
+
+    from sgdiag.rules.postmortem import explain as explain_incident
+    from sgdiag.sources.postmortem import read
+
+    incident = read(logs)
+    findings = explain_incident(incident)
+    if as_json:
+        click.echo(msgspec.json.encode({"findings": findings}))
+    else:
+        _head(incident)
+        print_findings(findings, sure=True)
+    if any(finding.verdict == "FAIL" for finding in findings):
+        ctx.exit(ExitCode.FAIL_FOUND)
+
+
+def _head(incident: Incident) -> None:
+    from sgdiag.analysis.format import clean, plural
+    from sgdiag.rules.postmortem.fallback import during
+
+    name = incident.files[0] if len(incident.files) == 1 else plural(len(incident.files), "file")
+    release = incident.snapshot.server.release.or_else("")
+    run = f", run {incident.run} of {incident.runs}" if incident.runs > 1 else ""
+    click.echo(clean(f"{name}: {incident.lines:,} lines{run}{f', SGLang {release}' if release else ''}"))
+    death = incident.first_death
+    if death is not None:
+        spot = death.evidence()
+        click.echo(clean(f"first failure: {spot.source}, {death.rank or 'no rank named'}, {during(death.stage)}"))
+    click.echo()

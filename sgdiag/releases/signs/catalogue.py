@@ -1,0 +1,17 @@
+"""The signs of failure, one module for each field."""
+
+from sgdiag.releases.signs import collectives, disaggregation, kernels, memory, processes, serving, speculation, startup
+from sgdiag.releases.signs.sign import Sign
+
+SIGNS: tuple[Sign, ...] = (
+    *memory.SIGNS,
+    *collectives.SIGNS,
+    *kernels.SIGNS,
+    *speculation.SIGNS,
+    *serving.SIGNS,
+    *disaggregation.SIGNS,
+    *startup.SIGNS,
+    *processes.SIGNS,
+)
+
+__all__ = ["SIGNS", "Sign"]

@@ -1,0 +1,278 @@
+"""Kernels that are built or fetched when they are first needed, and could not be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sgdiag.model import Advice, Fault, Finding, Incident, Sighting
+from sgdiag.rules.postmortem.registry import Explanation, explains
+
+_PREBUILT = Advice(
+    "install the kernels ready-made, in the version of flashinfer-python",
+    "pip install flashinfer-cubin==VERSION flashinfer-jit-cache==VERSION",
+    "nothing is built or fetched at run time",
+)
+_CLEAN_CACHE = Advice(
+    "with no server running, clear what is half built", "rm -rf ~/.cache/flashinfer", "stale locks and files are gone"
+)
+_LATER = (
+    "What was being built is not what the log blames: a first build inside graph capture looks like a failed capture"
+)
+
+
+class _Reason(NamedTuple):
+    """Why a build fails, by the compiler's own words."""
+
+    sign: str
+    title: str
+    cause: str
+    advice: Advice
+
+
+_REASONS = (
+    _Reason(
+        "jit-tool-missing",
+        "{what} is missing",
+        "{what} was not found, and without it no kernel can be built",
+        Advice(
+            "install the CUDA toolkit of torch's CUDA version, and ninja, and name the toolkit",
+            "pip install ninja; export CUDA_HOME=/usr/local/cuda PATH=/usr/local/cuda/bin:$PATH",
+            "which nvcc ninja finds both",
+        ),
+    ),
+    _Reason(
+        "jit-compiler-killed",
+        "the compiler was killed",
+        "{what} was killed, most likely for lack of host memory: the build starts one compiler for each CPU",
+        Advice("build with fewer compilers at a time", "MAX_JOBS=4", "less host memory is needed at once"),
+    ),
+    _Reason(
+        "jit-header-missing",
+        "the header {what} is missing",
+        "{what} is not on the compiler's include path: the toolkit is incomplete, or its headers lie elsewhere (conda, "
+        "nvidia-* wheels)",
+        Advice(
+            "install the whole toolkit, or name the folder that holds the header",
+            'FLASHINFER_EXTRA_CUDAFLAGS="-I/path/to/include"',
+            "the compiler finds it",
+        ),
+    ),
+    _Reason(
+        "jit-architecture-unknown",
+        "nvcc does not know {what}",
+        "the nvcc that was found is older than the GPU: it does not know {what}",
+        Advice(
+            "use a newer toolkit (12.8 for SM120, 12.9 for the f variants)",
+            "export CUDA_HOME=/usr/local/cuda-12.9",
+            "nvcc --version says 12.9",
+        ),
+    ),
+    _Reason(
+        "jit-compiler-refused",
+        "nvcc refuses: {what}",
+        "nvcc and its host compiler or its arguments do not go together: {what}",
+        Advice("name a host compiler that this nvcc supports", "export CXX=g++-12 NVCC_PREPEND_FLAGS='-ccbin g++-12'"),
+    ),
+    _Reason(
+        "jit-not-linked",
+        "the built kernel cannot be linked or loaded: {what}",
+        "the build is half done, or was made against another torch or CUDA: {what}",
+        _CLEAN_CACHE,
+    ),
+    _Reason(
+        "symbol-missing",
+        "the built kernel does not find {what}",
+        "the module was built against another driver, CUDA or torch than it is loaded into: {what} is not there",
+        _CLEAN_CACHE,
+    ),
+    _Reason(
+        "jit-forbidden",
+        "a kernel is not in the cache, and building it is forbidden",
+        "{what} is set, and the module is not among the ready-made ones",
+        Advice("allow the build", "unset FLASHINFER_DISABLE_JIT", "the missing module is built"),
+    ),
+)
+_BY_SIGN = {reason.sign: reason for reason in _REASONS}
+_NEEDS_BUILD = ("jit-header-missing", "jit-compiler-killed", "jit-tool-missing", "jit-not-linked")
+"""Signs that other programs may write too: alone they say less."""
+
+_ONLY_BESIDE_BUILD = ("symbol-missing",)
+"""Signs that say nothing of a build unless one was under way."""
+
+
+@explains("jit-build-failed")
+def jit_build_failed(incident: Incident) -> Explanation | None:
+    stopped = incident.first("jit-build-stopped")
+    told = next((spot for spot in incident.seen(*_BY_SIGN) if _counts(incident, spot, stopped)), None)
+    spot = told or stopped
+    if spot is None or incident.survived(spot):
+        return None
+    builds = stopped or incident.first("jit-frame", "jit-loading")
+    reason = _BY_SIGN.get(spot.sign)
+    what = next(iter(spot.fields.values()), "a tool")
+    if reason is None:
+        title, cause = "a kernel could not be built", "the compiler's first error above this line says why"
+        advice = Advice("read the first line with 'error' above this one", "", "it names the cause")
+        confidence = 0.85
+    else:
+        title, cause, advice = reason.title.format(what=what), reason.cause.format(what=what), reason.advice
+        confidence = 0.9 if builds is not None or spot.sign not in _NEEDS_BUILD else 0.7
+    finding = Finding(
+        id="jit-build-failed",
+        family="flashinfer-jit",
+        title=title,
+        verdict="FAIL",
+        confidence=confidence,
+        evidence=tuple(one.evidence() for one in (spot, stopped) if one is not None)[: 1 if spot is stopped else 2],
+        cause=cause,
+        told=_LATER,
+        advice=(advice, _PREBUILT, *(() if advice is _CLEAN_CACHE else (_CLEAN_CACHE,))),
+        playbook="jit-build-failed",
+    )
+    first = min((one for one in (spot, stopped) if one is not None), key=lambda one: one.order)
+    return Explanation(finding, first, "cause")
+
+
+def _counts(incident: Incident, spot: Sighting, stopped: Sighting | None) -> bool:
+    """Whether a compiler's complaint may have stopped the server; some are warnings that stand in many logs."""
+    if incident.survived(spot) or (spot.sign in _ONLY_BESIDE_BUILD and not _unfinished(incident)):
+        return False
+    return stopped is not None or incident.first_death is None or incident.fault_at(spot) is not None
+
+
+@explains("jit-build-hung")
+def jit_build_hung(incident: Incident) -> Explanation | None:
+    spot = _unfinished(incident)
+    if spot is None or incident.first(*_BY_SIGN, "jit-build-stopped", "cubin-failed") or incident.survived(spot):
+        return None
+    watchdog, death = _watchdog(incident), incident.first_death
+    # A traceback that the log does not show to its end may well be the build's own.
+    cut = death is not None and death.order > spot.order and not death.frames and death.text == death.where
+    if watchdog is None and death is not None and not cut:
+        return None
+    operation = spot.fields["operation"]
+    finding = Finding(
+        id="jit-build-hung",
+        family="flashinfer-jit",
+        title=f"the build of {operation} began and did not end",
+        verdict="FAIL" if watchdog or cut else "UNKNOWN",
+        confidence=0.85 if watchdog else 0.6 if cut else 0.5,
+        evidence=(spot.evidence(), *((watchdog.evidence(),) if watchdog else ())),
+        cause=(
+            f"FlashInfer builds {operation} at its first use; meanwhile the scheduler does nothing else. It takes "
+            "minutes, or waits for the lock of another or a dead process"
+        ),
+        told="The watchdog is a victim: it ends the scheduler that waits for the compiler",
+        advice=(
+            _PREBUILT,
+            _CLEAN_CACHE,
+            Advice(
+                "give the first start more time",
+                "--watchdog-timeout 1800",
+                "the build ends; later starts find it in the cache",
+            ),
+        ),
+        playbook="jit-build-hung",
+    )
+    return Explanation(finding, spot, "cause")
+
+
+def _unfinished(incident: Incident) -> Sighting | None:
+    """The last build that began and is not known to have ended."""
+    loading = incident.seen("jit-loading")
+    if not loading or incident.counts.get("jit-loading", 0) <= incident.counts.get("jit-loaded", 0):
+        return None
+    finished = {spot.fields["operation"] for spot in incident.seen("jit-loaded")}
+    return next((spot for spot in reversed(loading) if spot.fields["operation"] not in finished), loading[-1])
+
+
+def _watchdog(incident: Incident) -> Fault | None:
+    return next((fault for fault in incident.faults if "atchdog timeout" in f"{fault.where} {fault.text}"), None)
+
+
+@explains("flashinfer-cubin-unavailable")
+def flashinfer_cubin_unavailable(incident: Incident) -> Explanation | None:
+    failed = next((spot for spot in incident.seen("cubin-failed") if not incident.survived(spot)), None)
+    fetched = incident.first("cubin-fetch")
+    spot = failed or fetched
+    if spot is None or incident.survived(spot):
+        return None
+    if failed is None and not _may_be_stuck(incident):
+        return None
+    finding = Finding(
+        id="flashinfer-cubin-unavailable",
+        family="flashinfer-jit",
+        title=f"a ready-made FlashInfer kernel {'could not be' if failed else 'had to be'} fetched",
+        verdict="FAIL",
+        confidence=0.9 if failed else 0.7,
+        evidence=tuple(one.evidence() for one in (fetched, failed) if one is not None),
+        cause=(
+            "kernels for datacentre Blackwell come as files (cubins) that FlashInfer downloads when they are first "
+            "needed: without network this fails, and processes that fetch the same file wait for each other"
+        ),
+        told="'Failed loading' alone is harmless: it says that the file is not there yet and will be fetched",
+        advice=(
+            Advice(
+                "install all of them beforehand, in the version of flashinfer-python",
+                "pip install flashinfer-cubin==VERSION",
+                "nothing is fetched at run time",
+            ),
+            Advice(
+                "or fetch them where there is network and copy the folder",
+                "python -m flashinfer download-cubin; ~/.cache/flashinfer/cubins",
+            ),
+        ),
+        playbook="flashinfer-cubin-unavailable",
+    )
+    return Explanation(finding, failed or spot, "cause")
+
+
+def _may_be_stuck(incident: Incident) -> bool:
+    """Whether fetching may be what ended the server: nothing else did, or what did comes from FlashInfer."""
+    death = incident.first_death or next((fault for fault in incident.faults if not fault.echo), None)
+    if death is None or _watchdog(incident) is not None:
+        return True
+    return death.passes("cubin", "flashinfer") or "cubin" in death.text
+
+
+@explains("flashinfer-version-mismatch")
+def flashinfer_version_mismatch(incident: Incident) -> Explanation | None:
+    spot = next((spot for spot in incident.seen("flashinfer-version") if _differ(spot)), None)
+    if spot is None or incident.survived(spot):
+        return None
+    package, have, want = _versions(spot)
+    finding = Finding(
+        id="flashinfer-version-mismatch",
+        family="flashinfer-jit",
+        title=f"{package} is {have}, {want} is needed",
+        verdict="FAIL",
+        confidence=0.95,
+        evidence=(spot.evidence(),),
+        cause=f"{package} {have} does not go with what is installed beside it, which needs {want}",
+        told="the message is right; its switch to skip the check makes kernels of two versions meet",
+        advice=(
+            Advice(
+                f"install the version that is needed, or remove {package}",
+                f"pip install {package}=={want}",
+                "import flashinfer works",
+            ),
+        ),
+        playbook="flashinfer-version-mismatch",
+    )
+    return Explanation(finding, spot, "cause")
+
+
+def _versions(spot: Sighting) -> tuple[str, str, str]:
+    """Package, version it has, version that is needed."""
+    fields = spot.fields
+    if "installed" in fields:
+        return "flashinfer-python", fields["installed"], fields["minimum"]
+    if "part" in fields:
+        return f"flashinfer-{fields['part']}", fields["have"], fields["want"]
+    return f"flashinfer-{fields['package']}", fields["found"], fields["wanted"]
+
+
+def _differ(spot: Sighting) -> bool:
+    """A suffix such as ``+cu130`` names the CUDA version and is no difference, although FlashInfer's report says so."""
+    _, have, want = _versions(spot)
+    return have.partition("+")[0] != want.partition("+")[0]

@@ -1,0 +1,90 @@
+"""What may explain an incident, and which explanation comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from sgdiag.model import SEVERITY, Finding
+from sgdiag.model.incident import Incident, Spot
+from sgdiag.rules.evidence import broken_rule
+from sgdiag.rules.postmortem.fallback import FALLBACK_IDS, fallback
+
+Part: TypeAlias = Literal["cause", "symptom", "echo"]
+"""What a finding is in the story: the ``cause`` itself; a ``symptom``, which names what happened but leaves open why
+(a watchdog, an illegal access); an ``echo``, which only tells that another rank or process has failed."""
+
+
+class Explanation(NamedTuple):
+    """A finding and the place in the log that it stands on, which decides what came first."""
+
+    finding: Finding
+    at: Spot
+    part: Part
+
+
+Explain: TypeAlias = Callable[[Incident], "Explanation | None"]
+
+_RULES: list[tuple[Explain, str]] = []
+"""Each rule, and the id that it is known by if it breaks."""
+
+_IDS: set[str] = set()
+
+
+def explains(*finding_ids: str) -> Callable[[Explain], Explain]:
+    """Registers a pure function that finds, in an incident, one of ``finding_ids`` or None."""
+
+    def register(rule: Explain) -> Explain:
+        taken = _IDS & set(finding_ids)
+        if taken:
+            raise ValueError(f"two rules for {', '.join(sorted(taken))}")
+        _IDS.update(finding_ids)
+        _RULES.append((rule, finding_ids[0]))
+        return rule
+
+    return register
+
+
+def finding_ids() -> tuple[str, ...]:
+    return tuple(sorted(_IDS | set(FALLBACK_IDS)))
+
+
+_PARTS: tuple[Part, ...] = ("cause", "symptom", "echo")
+
+BESIDE_A_CAUSE, WITHOUT_A_CAUSE = 0.4, 0.75
+"""The highest confidence of a symptom or an echo, beside the cause that was found and without one: the same words come
+from several kinds of failures."""
+
+
+def explain(incident: Incident) -> tuple[Finding, ...]:
+    """What the rules find, the most telling first: failures before warnings, causes before symptoms before echoes, and
+    among equals the earliest, then the surest."""
+    found = sorted(_explanations(incident), key=_weight)
+    caused = any(one.part == "cause" and one.finding.verdict == "FAIL" for one in found)
+    findings = [one.finding if one.part == "cause" else _unsure(one.finding, caused=caused) for one in found]
+    if not any(finding.verdict == "FAIL" for finding in findings):
+        rest = fallback(incident)
+        findings.insert(len(findings) if rest.verdict == "PASS" else 0, rest)
+    return tuple(findings)
+
+
+def _explanations(incident: Incident) -> Iterator[Explanation]:
+    for rule, finding_id in _RULES:
+        try:
+            explanation = rule(incident)
+        except Exception as error:  # noqa: PERF203 - a broken rule must not silence the others
+            yield Explanation(broken_rule(finding_id, error), Spot(order=0, file="log", line=0), "symptom")
+        else:
+            if explanation is not None:
+                yield explanation
+
+
+def _weight(one: Explanation) -> tuple[int, int, int, float]:
+    return SEVERITY.index(one.finding.verdict), _PARTS.index(one.part), one.at.order, -one.finding.confidence
+
+
+def _unsure(finding: Finding, *, caused: bool) -> Finding:
+    limit = BESIDE_A_CAUSE if caused else WITHOUT_A_CAUSE
+    return msgspec.structs.replace(finding, confidence=min(finding.confidence, limit))

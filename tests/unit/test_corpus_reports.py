@@ -1,0 +1,55 @@
+"""Public reports of failures, each a few lines and the group that it belongs to, in the folder of SGDIAG_CORPUS."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from sgdiag.model import Family, SourceError
+from sgdiag.rules.postmortem import explain
+from sgdiag.sources.postmortem import incident_of
+
+HIGH = 0.8
+_CORPUS = Path(os.environ.get("SGDIAG_CORPUS") or "nowhere")
+
+pytestmark = pytest.mark.skipif(
+    not (_CORPUS / "reports.jsonl").is_file(), reason="SGDIAG_CORPUS names no folder with reports.jsonl"
+)
+
+
+def reports() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (_CORPUS / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def judged(report: dict[str, Any]) -> tuple[str, float]:
+    """Family and confidence of the first finding; an empty family where nothing was recognised."""
+    try:
+        finding = explain(incident_of("\n".join(report["lines"]).encode()))[0]
+    except SourceError:
+        return "", 0.0
+    return (finding.family, finding.confidence) if finding.verdict in ("FAIL", "WARN") else ("", 0.0)
+
+
+def test_reports_whose_lines_tell_their_group_get_it() -> None:
+    told = [report for report in reports() if report["identifiable"]]
+    wrong = {report["id"]: (report["group"], *judged(report)) for report in told}
+    wrong = {name: verdict for name, verdict in wrong.items() if verdict[0] != verdict[1]}
+    assert len(wrong) <= 0.1 * len(told), wrong
+
+
+def test_no_report_gets_a_wrong_group_with_high_confidence() -> None:
+    wrong = {
+        report["id"]: (report["group"], family, confidence)
+        for report in reports()
+        for family, confidence in [judged(report)]
+        if family != report["group"] and confidence >= HIGH
+    }
+    assert not wrong
+
+
+def test_every_group_is_a_family() -> None:
+    assert {report["group"] for report in reports()} <= set(get_args(Family))
