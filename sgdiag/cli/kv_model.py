@@ -1,0 +1,148 @@
+"""`sgdiag kv --model`: what pools a model would get on given GPUs, without a server."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sgdiag.model.errors import SgdiagError
+
+if TYPE_CHECKING:
+    from sgdiag.analysis.kv_plan import Plan
+    from sgdiag.sources.model_plan import Flags
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 2**30, "g": 2**30, "gb": 2**30, "gib": 2**30, "m": 2**20, "mb": 2**20, "mib": 2**20}
+
+
+class Memory(click.ParamType[int]):
+    """Bytes, as `96GiB`, `96` or `97887MiB`; GB is read as SGLang prints it, which is GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d{1,7}(?:\.\d{1,6})?)\s*([a-z]*)", str(value).strip().lower())
+        if found is None or found[2] not in _UNITS or float(found[1]) <= 0:
+            self.fail(f"{str(value)[:40]!r} is not a size; write 96GiB or 97887MiB", param, ctx)
+        return round(float(found[1]) * _UNITS[found[2]])
+
+
+_OPTIONS = (
+    click.option("--model", help="Plan for this model instead: its directory, or owner/name in the cache."),
+    click.option("--gpu-memory", type=Memory(), help="With --model: memory of one GPU, such as 96GiB."),
+    click.option("--tp", type=click.IntRange(1, 4096), help="With --model: tensor-parallel ranks; else 1."),
+    click.option("--arg", "arguments", multiple=True, metavar="FLAG=VALUE", help="With --model: a server argument."),
+    click.option("--draft-model", help="With --model: the draft model, where it is one of its own."),
+    click.option("--release", help="With --model: the SGLang release; else the newest known."),
+    click.option("--free-before-load", type=Memory(), help="With --model: memory free before loading, if known."),
+)
+
+
+def options(command: F) -> F:
+    """Adds the options that make `sgdiag kv` plan for a model instead of looking at a server."""
+
+    @functools.wraps(command)
+    def look_or_plan(*, model: str | None, target: str | None, **given: Any) -> None:
+        own = {name: given.pop(name) for name in _NAMES}
+        if model is None:
+            if any(value not in (None, ()) for value in own.values()):
+                raise click.UsageError("these options go with --model only: " + _FLAGS, click.get_current_context())
+            command(target=target, **given)
+            return
+        if target is not None:
+            raise click.UsageError("--model plans without a server: leave TARGET out", click.get_current_context())
+        plan_for(model, what_if=given["flags"], as_json=given["as_json"], **own)
+
+    wrapped: Any = look_or_plan
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    result: F = wrapped
+    return result
+
+
+_NAMES = ("gpu_memory", "tp", "arguments", "draft_model", "release", "free_before_load")
+_FLAGS = "--gpu-memory, --tp, --arg, --draft-model, --release, --free-before-load"
+
+
+def plan_for(
+    model: str,
+    *,
+    gpu_memory: int | None,
+    tp: int | None,
+    arguments: Sequence[str],
+    draft_model: str | None,
+    release: str | None,
+    free_before_load: int | None,
+    what_if: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Prints the plan, and below it what each flag of ``what_if`` would make of it. Raises SgdiagError."""
+    import msgspec
+
+    from sgdiag.releases import versions
+    from sgdiag.sources.model_files import find_model, read_model
+    from sgdiag.sources.model_plan import Flags, plan_of
+
+    context = click.get_current_context()
+    if gpu_memory is None:
+        raise click.UsageError("--model needs --gpu-memory, such as 96GiB", context)
+    if release is not None and versions.parse(release) is None:
+        raise click.UsageError(f"--release {release[:40]!r} is not a release, such as {versions.NEWEST}", context)
+    if free_before_load is not None and free_before_load > gpu_memory:
+        raise click.UsageError("--free-before-load exceeds --gpu-memory", context)
+    chosen = release or versions.NEWEST
+    flags = _with(Flags(tp_size=tp or 1), *arguments)
+    changed = [(flag, _with(flags, flag)) for flag in what_if]
+    files = read_model(find_model(model))
+    drafts = read_model(find_model(draft_model)) if draft_model else None
+
+    def plan(wanted: Flags) -> Plan:
+        return plan_of(files, gpu_memory, wanted, chosen, draft_files=drafts, free_before_load_bytes=free_before_load)
+
+    def plan_or_problem(wanted: Flags) -> Plan | str:
+        try:
+            return plan(wanted)
+        except SgdiagError as error:
+            return error.problem
+
+    made = plan(flags)
+    others = [(flag, plan_or_problem(wanted)) for flag, wanted in changed]
+    if as_json:
+        report = {
+            "model": str(files.folder),
+            "release": chosen,
+            "gpu_memory_bytes": gpu_memory,
+            "flags": flags,
+            "plan": made,
+            "what_if": [{"flag": flag, "problem" if isinstance(one, str) else "plan": one} for flag, one in others],
+        }
+        click.echo(msgspec.json.encode(report))
+        return
+    from rich.console import Console
+
+    from sgdiag.cli.kv_plan_screen import change_lines, plan_lines
+
+    console = Console(highlight=False, soft_wrap=True)
+    gpus = flags.tp_size * flags.pp_size
+    head = f"{files.folder}  {gpus} GPU{'s' * (gpus > 1)} of {gpu_memory / 2**30:.1f} GiB  SGLang {chosen}"
+    for line in plan_lines(head, made):
+        console.print(line)
+    for flag, other in others:
+        for line in change_lines(flag, made, other):
+            console.print(line)
+
+
+def _with(flags: Flags, *texts: str) -> Flags:
+    from sgdiag.sources.model_plan import with_flag
+
+    try:
+        return functools.reduce(with_flag, texts, flags)
+    except ValueError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None

@@ -1,0 +1,114 @@
+"""``sgdiag kv`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sgdiag.cli import cli
+from sgdiag.cli.kv import kv
+from sgdiag.model.errors import SgdiagError
+
+STAMP = "[2026-04-05 06:07:08"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Two ranks, the second with less memory."""
+    lines = [
+        f"{STAMP}] server_args=ServerArgs(model_path='/models/m', tp_size=2, mem_fraction_static=0.8, page_size=1)"
+    ]
+    for rank, free in (("TP0", 40.0), ("TP1", 39.0)):
+        lines += [
+            f"{STAMP} {rank}] Init torch distributed ends. elapsed=0.20 s, mem usage=0.30 GB",
+            f"{STAMP} {rank}] Load weight begin. avail mem={free:.2f} GB",
+            f"{STAMP} {rank}] Load weight end. type=M, avail mem={free - 10:.2f} GB, mem usage=10.00 GB.",
+            f"{STAMP} {rank}] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 212000, K size: 10.60 GB, "
+            "V size: 10.60 GB",
+            f"{STAMP} {rank}] Memory pool end. avail mem={free - 32:.2f} GB",
+            f"{STAMP} {rank}] Capture target decode CUDA graph end. elapsed=8.00 s, mem usage=1.20 GB, "
+            f"avail mem={free - 34:.2f} GB.",
+        ]
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(*words: object, ok: bool = True) -> Result:
+    result = CliRunner().invoke(cli, ["kv", *map(str, words)])
+    if ok:
+        assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def problem(words: Sequence[object]) -> str:
+    """What the program would say in its one line."""
+    result = run(*words, ok=False)
+    if isinstance(result.exception, SgdiagError):
+        return result.exception.problem
+    assert result.exit_code == 2
+    return result.output
+
+
+def test_the_tightest_rank_is_shown_in_80_columns(log: Path) -> None:
+    shown = run(log).output
+    assert "TP1 of 2 ranks  --mem-fraction-static 0.800" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
+    rows = {line[:28].strip(): line[28:].split() for line in shown.splitlines()}
+    assert rows["free before load"] == ["39.00", "log:9"]
+    assert rows["KV pool"][:1] == ["21.20"]
+    assert "difference              0.00  rounding" in shown
+    assert "smallest fraction       above 0.256  set by the loaded weights" in shown
+
+
+def test_the_bar_has_a_part_for_each_purpose(log: Path) -> None:
+    bar = next(line for line in run(log).output.splitlines() if line.startswith("██"))
+    assert len(bar) == 76
+    assert [bar.count(mark) for mark in "█▒░·"] == [19, 41, 4, 12]
+
+
+def test_a_rank_by_name_or_all(log: Path) -> None:
+    assert "TP0 of 2 ranks" in run(log, "--rank", "tp0").output
+    assert "TP0 of 2 ranks" in run(log, "--rank", "DP0 PP0 TP0").output
+    both = run(log, "--rank", "all").output
+    assert "TP0 of 2" in both
+    assert "TP1 of 2" in both
+    assert "no rank" in problem([log, "--rank", "TP7"])
+
+
+def test_what_if_stands_below(log: Path) -> None:
+    shown = run(log, "--what-if", "mem-fraction-static=0.85", "--what-if", "mem-fraction-static=0.9").output
+    below = shown[shown.index("what if") :]
+    assert below.startswith("what if --mem-fraction-static 0.9\n")
+    assert "token slots             212,000 → 251,000" in below
+    assert "KV pool                 21.20 → 25.10" in below
+
+
+def test_json_holds_every_fact_with_its_source(log: Path) -> None:
+    told = json.loads(run(log, "--json", "--what-if", "page-size=64").stdout)
+    (budget,), (outcome,) = told["budgets"], told["what_if"]
+    terms = {term["id"]: term["bytes"] for term in budget["terms"]}
+    assert terms["weights"] == {"is": "known", "value": 10 * 2**30, "source": "log:10", "how": "derived"}
+    assert terms["state-pool"]["is"] == "unknown"
+    assert outcome["capacity_tokens"]["value"] == 211968
+
+
+def test_bad_usage_is_one_line(log: Path, tmp_path: Path) -> None:
+    assert "not computed" in problem([log, "--what-if", "chunked-prefill-size=1"])
+    assert "between 0 and 1" in problem([log, "--what-if", "mem-fraction-static=88"])
+    other = tmp_path / "other.log"
+    other.write_text("INFO 01-01 00:00:00 engine.py:1] nothing of ours\n")
+    assert "is not an SGLang log" in problem([other])
+
+
+def test_the_flags_in_the_help_are_those_that_are_computed() -> None:
+    from sgdiag.analysis.kv_whatif import FLAGS
+
+    text = " ".join((kv.help or "").split())
+    for flag in FLAGS:
+        assert flag in text
