@@ -9,7 +9,7 @@ VENV := $(CACHE)/venv-$(RECIPE)
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
-.PHONY: demo test test-all check unit lab clean help
+.PHONY: demo test test-all check unit index lab clean help
 
 help:
 	@echo "make demo       the TUI on a recording of a real server; nothing else needed"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all   the same with the whole release matrix (an hour)"
 	@echo "make check      linters, types and import contracts only"
 	@echo "make unit       the tests that need no server"
+	@echo "make index      the index of the playbooks, from their pages"
 	@echo "make lab        build the environments of the CPU lab"
 	@echo "make clean      remove the cached environments"
 
@@ -43,6 +44,9 @@ check: $(VENV)/ready
 
 unit: $(VENV)/ready
 	@$(RUN) pytest -q tests/unit tests/tui
+
+index: $(VENV)/ready
+	@$(RUN) tests.playbook_index
 
 test: check lab
 	@$(RUN) pytest -q -m "not matrix"

@@ -14,7 +14,7 @@ from sgdiag.resources import folder
 @click.argument("finding", required=False)
 def playbook(finding: str | None) -> None:
     """Print the runbook of FINDING (an id as `sgdiag check` prints it); without one, list them all."""
-    pages = {page.stem: page for page in sorted(folder("playbooks").glob("*.md"))}
+    pages = {page.stem: page for page in sorted(folder("playbooks").glob("*.md")) if page.stem != "README"}
     if finding is None:
         for name, page in pages.items():
             with page.open(encoding="utf-8") as lines:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from sgdiag.model import RankId, Role
+from sgdiag.releases import arguments
 from sgdiag.releases.secrets import redact_variables
 
 TITLES: Mapping[str, Role] = MappingProxyType(
@@ -157,6 +158,7 @@ def is_resource_tracker(argv: Sequence[str]) -> bool:
 
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
+        **arguments.FLAGS,
         "--model-path": "model_path",
         "--model": "model_path",
         "--served-model-name": "served_model_name",
@@ -176,19 +178,16 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "--ep": "ep_size",
         "--nnodes": "nnodes",
         "--node-rank": "node_rank",
-        "--mem-fraction-static": "mem_fraction_static",
         "--context-length": "context_length",
-        "--chunked-prefill-size": "chunked_prefill_size",
         "--max-prefill-tokens": "max_prefill_tokens",
-        "--attention-backend": "attention_backend",
         "--ssl-certfile": "ssl_certfile",
         "--config": "config",
     }
 )
 _SWITCHES: Mapping[str, str] = MappingProxyType(
     {
+        **arguments.SWITCHES,
         "--enable-dp-attention": "enable_dp_attention",
-        "--disable-overlap-schedule": "disable_overlap_schedule",
     }
 )
 

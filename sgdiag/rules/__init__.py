@@ -1,6 +1,33 @@
 """Findings: pure functions from a snapshot, one module per family."""
 
-from sgdiag.rules import batches, collectives, graphs, kv, processes, server, speculation
-from sgdiag.rules.registry import evaluate, rule_ids
+from sgdiag.rules import (
+    accounts,
+    arguments,
+    batches,
+    collectives,
+    environment,
+    graphs,
+    kv,
+    processes,
+    server,
+    software,
+    speculation,
+)
+from sgdiag.rules.registry import evaluate, families, rule_ids
 
-__all__ = ["batches", "collectives", "evaluate", "graphs", "kv", "processes", "rule_ids", "server", "speculation"]
+__all__ = [
+    "accounts",
+    "arguments",
+    "batches",
+    "collectives",
+    "environment",
+    "evaluate",
+    "families",
+    "graphs",
+    "kv",
+    "processes",
+    "rule_ids",
+    "server",
+    "software",
+    "speculation",
+]

@@ -27,7 +27,7 @@ _VERIFY_INPUTS = frozenset({_EAGLE_VERIFY, "NgramVerifyInput", "DFlashVerifyInpu
 _DECODING = ("DECODE", "TARGET_VERIFY")
 
 
-@rule("spec-info-width-mismatch")
+@rule("spec-info-width-mismatch", "spec-shape-mismatch")
 def spec_info_width_mismatch(snapshot: Snapshot) -> Finding | None:
     title = "spec_info is as wide as its batch"
     fitting: list[Evidence] = []
@@ -110,7 +110,7 @@ def _draft_input(batch: Batch) -> tuple[str, bool]:
     return (f"{told}, the batch {requests} requests" if told else ""), not wrong
 
 
-@rule("out-cache-loc-mismatch")
+@rule("out-cache-loc-mismatch", "spec-shape-mismatch")
 def out_cache_loc_mismatch(snapshot: Snapshot) -> Finding | None:
     title = "each token of a batch has its slot"
     fitting: list[Evidence] = []

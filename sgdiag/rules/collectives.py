@@ -1,38 +1,162 @@
-"""Can the ranks reduce small tensors without NCCL's latency?"""
+"""Can the ranks reduce small tensors without NCCL's latency, and if not, why?"""
 
 from __future__ import annotations
 
-from sgdiag.model import Advice, Finding, Known, Snapshot
-from sgdiag.rules.evidence import seen
+from typing import NamedTuple
+
+from sgdiag.model import Advice, Communicator, Evidence, Finding, Known, Snapshot
+from sgdiag.releases.versions import at_least
+from sgdiag.rules.evidence import gpus_of, seen
 from sgdiag.rules.registry import rule
 
+SUPPORTED_SIZES = (2, 4, 6, 8)
+"""Group sizes that SGLang's custom allreduce knows."""
 
-@rule("custom-allreduce-off")
+PCIE_SIZES = (2, 4, 8)
+"""Group sizes that the PCIe allreduce knows."""
+
+PCIE_SINCE = "0.5.21"
+
+
+class _Reason(NamedTuple):
+    cause: str
+    confidence: float
+    advice: tuple[Advice, ...]
+    evidence: tuple[Evidence, ...] = ()
+
+
+@rule("custom-allreduce-off", "custom-allreduce")
 def custom_allreduce_off(snapshot: Snapshot) -> Finding | None:
     if snapshot.server.tp_size.or_else(1) < 2 or snapshot.server.device.or_else("cuda") != "cuda":
         return None
     off = [
         item
         for item in snapshot.collectives.communicators
-        if isinstance(item.custom_allreduce, Known) and item.custom_allreduce.value != "on"
+        if isinstance(item.custom_allreduce, Known)
+        and item.custom_allreduce.value != "on"
+        and item.pcie_ipc.or_else("") != "on"
     ]
     if not off:
         return None
+    reason = _why(snapshot, off[0])
     return Finding(
         id="custom-allreduce-off",
         title="custom allreduce is off: every small allreduce goes through NCCL",
         verdict="WARN",
-        confidence=0.9,
-        evidence=tuple(
-            seen(item.custom_allreduce, f"group {item.group}: {item.custom_allreduce.value}") for item in off
+        confidence=reason.confidence,
+        evidence=(
+            *(seen(item.custom_allreduce, f"group {item.group}: {item.custom_allreduce.value}") for item in off),
+            *reason.evidence,
         ),
-        cause="SGLang's custom allreduce wants NVLink between all GPUs when there are more than two, and working P2P",
-        advice=(
-            Advice(
-                "on 0.5.22 or newer with PCIe-only GPUs, try FlashInfer's PCIe kernels",
-                "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1",
-                "shorter allreduces at decode sizes",
-            ),
-        ),
+        cause=reason.cause,
+        told="SGLang's warning only offers to silence itself; the allreduce stays slow",
+        advice=reason.advice,
         playbook="custom-allreduce-off",
     )
+
+
+def _why(snapshot: Snapshot, item: Communicator) -> _Reason:
+    """What SGLang itself said decides; else the facts that its checks look at, in their order."""
+    said = item.custom_allreduce.value.lower()
+    size = item.size_ranks.or_else(snapshot.server.tp_size.or_else(2))
+    args = snapshot.server.args.or_else({})
+    if args.get("disable_custom_all_reduce") is True or "disable-custom-all-reduce" in said:
+        return _switched_off(snapshot)
+    if "span" in said or snapshot.server.nnodes.or_else(1) > 1:
+        return _Reason(
+            "the group spans several hosts, and custom allreduce works within one",
+            0.9,
+            (Advice("keep tensor parallelism within a host", "--tp-size GPUS-PER-HOST --pp-size HOSTS"),),
+        )
+    if "world size" in said or size not in SUPPORTED_SIZES:
+        return _Reason(
+            f"custom allreduce knows groups of {', '.join(map(str, SUPPORTED_SIZES))} ranks, not of {size}", 0.95, ()
+        )
+    if "setup failed" in said:
+        return _Reason(
+            "its set-up failed with the error that is quoted; memory that cannot be shared between processes "
+            "(expandable segments) and missing P2P are the usual reasons",
+            0.8,
+            (Advice("unset it, if it is set", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),),
+        )
+    links = [gpu for gpu in gpus_of(snapshot) if isinstance(gpu.nvlinks_up, Known)]
+    no_links = bool(links) and all(gpu.nvlinks_up.value == 0 for gpu in links)
+    counted = tuple(seen(gpu.nvlinks_up, f"GPU {gpu.index}: no NVLink is up") for gpu in links) if no_links else ()
+    if size == 2 and (no_links or "nvlink" in said) and _lost_first_version(snapshot.server.release.or_else("")):
+        return _Reason(
+            "0.5.12 and its post releases choose the second version of custom allreduce without a fallback, and that "
+            "one wants NVLink",
+            0.9,
+            (
+                Advice(
+                    "bring the first version back",
+                    "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2=0",
+                    "custom allreduce over PCIe P2P between the two GPUs",
+                ),
+            ),
+            counted,
+        )
+    if "pcie" in said or "nvlink" in said or (no_links and size > 2):
+        return _pcie(snapshot, size, counted)
+    refused = [
+        seen(gpu.peers, f"GPU {gpu.index} to GPU {other}: P2P is {status}")
+        for gpu in gpus_of(snapshot)
+        for other, status in gpu.peers.or_else({}).items()
+        if status != "ok"
+    ]
+    if "p2p" in said or refused:
+        return _Reason(
+            "P2P between the GPUs is missing or failed SGLang's own test",
+            0.9 if "p2p" in said else 0.7,
+            (
+                Advice("look at how the GPUs are joined", "nvidia-smi topo -p2p r"),
+                Advice("on bare metal, switch IOMMU translation and ACS off", "iommu=pt", "P2P passes the test"),
+            ),
+            tuple(refused),
+        )
+    return _Reason(
+        "SGLang wants NVLink between all GPUs when there are more than two, and working P2P; which of the two is "
+        "missing, no source tells: its log does",
+        0.5,
+        (Advice("read the warning near the start of the log", "sgdiag attach, log screen"),),
+    )
+
+
+def _switched_off(snapshot: Snapshot) -> _Reason:
+    asked = snapshot.server.asked
+    if isinstance(asked, Known) and not {"disable_custom_all_reduce", "config"} & asked.value.keys():
+        return _Reason(
+            "SGLang itself set --disable-custom-all-reduce: deterministic inference and some models exclude it",
+            0.9,
+            (Advice("leave it, unless deterministic answers are not needed", "--enable-deterministic-inference"),),
+            (seen(asked, "--disable-custom-all-reduce was not given"),),
+        )
+    return _Reason(
+        "--disable-custom-all-reduce is set",
+        0.95,
+        (Advice("drop the flag, unless the server hung or crashed without it", "--disable-custom-all-reduce"),),
+    )
+
+
+def _pcie(snapshot: Snapshot, size: int, evidence: tuple[Evidence, ...]) -> _Reason:
+    cause = "custom allreduce wants NVLink between all GPUs when there are more than two; these talk over PCIe"
+    release = snapshot.server.release
+    if size not in PCIE_SIZES:
+        return _Reason(cause, 0.95, (), evidence)
+    variable = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"
+    if isinstance(release, Known) and not at_least(release.value, PCIE_SINCE):
+        advice = Advice(f"upgrade to {PCIE_SINCE} or newer, which has kernels for PCIe", variable)
+    elif snapshot.collectives.environment.or_else({}).get(variable.partition("=")[0]) == "1":
+        advice = Advice(
+            "PCIe kernels were asked for and do not run: look for their warning in the log", "sgdiag attach, log screen"
+        )
+    else:
+        since = "" if isinstance(release, Known) else f"on {PCIE_SINCE} or newer, "
+        advice = Advice(
+            f"{since}try FlashInfer's PCIe kernels (bf16 only)", variable, "shorter allreduces when decoding"
+        )
+    return _Reason(cause, 0.95, (advice,), evidence)
+
+
+def _lost_first_version(release: str) -> bool:
+    return at_least(release, "0.5.12") and not at_least(release, "0.5.13")

@@ -1,11 +1,23 @@
-"""Do the batches that run find a captured CUDA graph?"""
+"""Do the batches that run find a captured CUDA graph that fits them?"""
 
 from __future__ import annotations
 
-from sgdiag.analysis.graph_fit import target_graphs
-from sgdiag.model import Advice, Finding, Known, Snapshot
+from sgdiag.analysis.batch_shapes import running_batch
+from sgdiag.analysis.format import plural, size, sizes
+from sgdiag.analysis.graph_fit import batch_fit, captured_size, target_graphs
+from sgdiag.model import Advice, Batch, Evidence, Fact, Finding, GraphSet, Known, Rank, Snapshot
+from sgdiag.releases.versions import at_least
 from sgdiag.rules.evidence import rank_label, seen
 from sgdiag.rules.registry import rule
+
+HIGH_PADDING_RATIO = 0.25
+"""Share of computed rows that are padding, above which another captured size is worth its memory."""
+
+LEAST_PADDED_ROWS = 16
+"""Fewer rows than this cost next to nothing: decoding few rows waits for the weights, not for arithmetic."""
+
+PHASES_SINCE = "0.5.14"
+"""From here on, flags for CUDA graphs name the phase; the old ones are kept as aliases."""
 
 
 @rule("decode-without-graph")
@@ -13,14 +25,16 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
     if snapshot.server.device.or_else("cuda") != "cuda":
         return None
     args = snapshot.server.args.or_else({})
-    if args.get("disable_cuda_graph") or args.get("disable_decode_cuda_graph"):
+    flag = next((name for name in ("disable_cuda_graph", "disable_decode_cuda_graph") if args.get(name)), "")
+    if flag:
+        written = f"--{flag.replace('_', '-')}"
         return Finding(
             id="decode-without-graph",
             title="CUDA graphs for decoding are switched off",
             verdict="WARN",
-            evidence=(seen(snapshot.server.args, "--disable-cuda-graph is set"),),
+            evidence=(seen(snapshot.server.args, f"{written} is set"),),
             cause="without graphs each decode step launches every kernel one by one from the CPU",
-            advice=(Advice("drop the flag", "--disable-cuda-graph", "shorter decode steps at small batches"),),
+            advice=(Advice("drop the flag", written, "shorter decode steps at small batches"),),
             playbook="decode-without-graph",
         )
     missed = [
@@ -32,23 +46,21 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
     ]
     if not missed:
         return None
-    sizes = next(
-        (graph.sizes for graph in snapshot.graphs if graph.sizes_unit == "requests" and isinstance(graph.sizes, Known)),
-        None,
-    )
+    graphs = target_graphs(snapshot.graphs)
+    captured = graphs.sizes if graphs is not None and graphs.sizes_unit == "requests" else None
     evidence = [
         seen(
             rank.decode_uses_graph,
             f"{rank_label(snapshot, rank)}: the last reported decode step ran without a graph "
-            f"({rank.running_requests.or_else(0)} requests running)",
+            f"({plural(rank.running_requests.or_else(0), 'request')} running)",
         )
         for rank in missed
     ]
     above = False
-    if sizes is not None:
-        largest = max(sizes.value, default=0)
+    if graphs is not None and isinstance(captured, Known):
+        largest = max(captured.value, default=0)
         above = all(rank.running_requests.or_else(0) > largest for rank in missed)
-        evidence.append(seen(sizes, f"largest captured batch size: {largest}"))
+        evidence.append(seen(captured, f"largest captured batch size: {largest}"))
     return Finding(
         id="decode-without-graph",
         title="decode steps run without a CUDA graph",
@@ -60,22 +72,99 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
             if above
             else "the batch's size, width or mode matches no captured graph"
         ),
-        advice=(
-            Advice(
-                "capture larger batches",
-                "--cuda-graph-max-bs HIGHER",
-                "steps of these batches launch at once; each captured size costs GPU memory",
-            ),
-        ),
+        advice=(_capture_more(snapshot, missed, graphs if above else None),),
         playbook="decode-without-graph",
     )
+
+
+def _capture_more(snapshot: Snapshot, missed: list[Rank], graphs: GraphSet | None) -> Advice:
+    """Sizes up to the limit of running requests, and what they cost if each costs what one did so far."""
+    if graphs is None:
+        return Advice(
+            "compare mode and width of the batch with what was captured",
+            "sgdiag attach, graphs screen",
+            "why none fits",
+        )
+    wanted = max(max(rank.max_running_requests.or_else(0), rank.running_requests.or_else(0)) for rank in missed)
+    cost = "each captured size costs GPU memory"
+    if isinstance(graphs.memory_bytes, Known) and graphs.sizes.value:
+        cost += f", here {size(graphs.memory_bytes.value / len(graphs.sizes.value))} on average"
+    return Advice(
+        "capture larger batches",
+        f"{_flag(snapshot, 'max-bs')} {wanted}",
+        f"steps of these batches launch at once; {cost}",
+    )
+
+
+def _flag(snapshot: Snapshot, what: str) -> str:
+    phases = at_least(snapshot.server.release.or_else(""), PHASES_SINCE)
+    return f"--cuda-graph-{what}{'-decode' if phases else ''}"
+
+
+@rule("graph-padding-high")
+def graph_padding_high(snapshot: Snapshot) -> Finding | None:
+    graphs = target_graphs(snapshot.graphs)
+    if graphs is None or graphs.sizes_unit != "requests" or snapshot.server.device.or_else("cuda") != "cuda":
+        return None
+    fitting: list[Evidence] = []
+    padded: list[Evidence] = []
+    running: set[int] = set()
+    for rank in snapshot.ranks:
+        requests, graph = _replayed(graphs, rank)
+        if not isinstance(requests, Known) or not isinstance(graph, Known):
+            continue
+        rows = (graph.value - requests.value) * graphs.tokens_per_request.or_else(1)
+        ratio = 1 - requests.value / graph.value
+        high = ratio >= HIGH_PADDING_RATIO and rows >= LEAST_PADDED_ROWS
+        text = (
+            f"{rank_label(snapshot, rank)}: {plural(requests.value, 'request')} on the graph for {graph.value}, "
+            f"{ratio:.0%} of its rows are padding"
+        )
+        (padded if high else fitting).append(seen(requests, text))
+        if high:
+            running.add(requests.value)
+    if not padded:
+        if not fitting:
+            return None
+        return Finding(
+            id="graph-padding-high",
+            title="batches fit the graphs that they run on",
+            verdict="PASS",
+            evidence=tuple(fitting),
+        )
+    wanted = sorted({*graphs.sizes.value, *running})
+    return Finding(
+        id="graph-padding-high",
+        title="the running batch is padded up to a much larger captured size",
+        verdict="WARN",
+        # One moment says nothing of the mean, and padding costs little where a step waits for the weights.
+        confidence=0.5,
+        evidence=(*padded, seen(graphs.sizes, f"captured: {sizes(graphs.sizes.value)}")),
+        cause="no captured size lies near this batch: the rows between are computed and thrown away",
+        advice=(
+            Advice(
+                "if batches of this size are usual, capture it",
+                f"{_flag(snapshot, 'bs')} {' '.join(map(str, wanted))}",
+                "fewer rows per step; one graph more takes memory",
+            ),
+        ),
+        playbook="graph-padding-high",
+    )
+
+
+def _replayed(graphs: GraphSet, rank: Rank) -> tuple[Fact[int], Fact[int]]:
+    """How many requests decode, and the captured size that they run on."""
+    batch: Batch | None = running_batch(rank.batches)
+    if batch is not None and isinstance(batch.requests, Known):
+        return batch.requests, batch_fit(graphs, batch, graphs.tokens_per_request).map(lambda fit: fit.size)
+    return rank.running_requests, captured_size(graphs, rank.running_requests)
 
 
 _DRAFTING_TREES = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"})
 """Algorithms whose target verifies the same number of tokens of every request."""
 
 
-@rule("graph-width-mismatch")
+@rule("graph-width-mismatch", "spec-shape-mismatch")
 def graph_width_mismatch(snapshot: Snapshot) -> Finding | None:
     speculation, graphs = snapshot.speculation, target_graphs(snapshot.graphs)
     if (

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from sgdiag.analysis.batch_shapes import running_batch
+import math
+from collections.abc import Iterator
+
+from sgdiag.analysis.kv_budget import budget_of
 from sgdiag.model import Advice, Evidence, Finding, Known, Rank, Snapshot
-from sgdiag.rules.evidence import cannot_tell, one_read, rank_label, seen
+from sgdiag.rules.evidence import cannot_tell, rank_label, seen
 from sgdiag.rules.registry import rule
 
 NEARLY_FULL_RATIO = 0.95
 """Above this usage the next few decode steps of a full batch can run out of token slots."""
 
+LEAST_GAIN_RATIO = 0.01
+"""A fraction that could rise by less than this is as high as it can be."""
 
-@rule("kv-pool-exhausted")
+SPECULATIVE_DEFAULT_REQUESTS = 48
+"""What SGLang sets for a speculating server that was given no limit, in all releases from 0.5.9 to 0.5.23."""
+
+MOST_STATES = 5
+"""State slots that SGLang counts for one running request at most: three with the radix cache, two more for overlap."""
+
+
+@rule("kv-pool-exhausted", "runtime-out-of-memory-or-retraction")
 def kv_pool_exhausted(snapshot: Snapshot) -> Finding | None:
     title = "the KV pool has room"
     known = [rank for rank in snapshot.ranks if isinstance(rank.kv.usage_ratio, Known)]
@@ -19,9 +31,16 @@ def kv_pool_exhausted(snapshot: Snapshot) -> Finding | None:
         return cannot_tell("kv-pool-exhausted", title, "the pool's usage (--enable-metrics, or a load snapshot)")
     full = [rank for rank in known if rank.kv.usage_ratio.value >= NEARLY_FULL_RATIO]
     retracting = [rank for rank in known if rank.retracted_requests.or_else(0) > 0]
+    worst = max(retracting or known, key=lambda rank: rank.kv.usage_ratio.value)
     if not full and not retracting:
-        worst = max(known, key=lambda rank: rank.kv.usage_ratio.value)
-        return Finding(id="kv-pool-exhausted", title=title, verdict="PASS", evidence=(_usage(snapshot, worst),))
+        before = (
+            seen(
+                rank.retractions_total, f"{rank_label(snapshot, rank)}: {total} requests retracted so far, none lately"
+            )
+            for rank in known
+            if (total := rank.retractions_total.or_else(0)) > 0
+        )
+        return Finding(id="kv-pool-exhausted", title=title, verdict="PASS", evidence=(_usage(snapshot, worst), *before))
     return Finding(
         id="kv-pool-exhausted",
         title="requests are being retracted" if retracting else "the KV pool is nearly full",
@@ -40,20 +59,91 @@ def kv_pool_exhausted(snapshot: Snapshot) -> Finding | None:
             "the running requests need more token slots than the pool has; a retracted request loses its KV cache and "
             "is prefilled again"
         ),
-        advice=(
-            Advice("admit fewer requests at once", "--max-running-requests LOWER", "no retraction at the same load"),
-            Advice("hold back more room for decoding", "--schedule-conservativeness 1.3", "fewer retractions"),
-            Advice("store KV in 8 bits", "--kv-cache-dtype fp8_e5m2", "about twice the tokens in the same memory"),
-            Advice("give the pool more memory", "--mem-fraction-static HIGHER", "more tokens, if memory is left"),
-        ),
+        told='the log calls it "KV cache pool is full"; no CUDA memory ran out' if retracting else "",
+        advice=tuple(_more_room(snapshot, worst)),
         playbook="kv-pool-exhausted",
     )
 
 
 def _usage(snapshot: Snapshot, rank: Rank) -> Evidence:
     capacity = rank.kv.capacity_tokens
-    of = f" of {capacity.value} tokens" if isinstance(capacity, Known) else ""
+    of = f" of {capacity.value:,} tokens" if isinstance(capacity, Known) else ""
     return seen(rank.kv.usage_ratio, f"{rank_label(snapshot, rank)}: {rank.kv.usage_ratio.value:.0%}{of} in use")
+
+
+def _more_room(snapshot: Snapshot, rank: Rank) -> Iterator[Advice]:
+    """What gives each request more slots, with values for ``rank``'s load where its facts allow them."""
+    fitting = _fitting_requests(rank)
+    running = rank.running_requests.or_else(0)
+    if fitting and fitting < running:
+        yield Advice(
+            "admit fewer requests at once",
+            f"--max-running-requests {fitting * snapshot.server.dp_size.or_else(1)}",
+            f"{fitting} requests as long as the {running} that run now fill {NEARLY_FULL_RATIO:.0%} of the pool",
+        )
+    else:
+        yield Advice("admit fewer requests at once", "--max-running-requests LOWER", "no retraction at the same load")
+    yield _larger_pool(snapshot, rank)
+    dtype = rank.kv.dtype.or_else("").removeprefix("torch.")
+    if dtype in ("bfloat16", "float16"):
+        capacity = rank.kv.capacity_tokens
+        twice = f"about {2 * capacity.value:,} tokens" if isinstance(capacity, Known) else "about twice the tokens"
+        yield Advice("store KV in 8 bits", "--kv-cache-dtype fp8_e5m2", f"{twice} in the same memory")
+    now = snapshot.server.args.or_else({}).get("schedule_conservativeness")
+    higher = (now if isinstance(now, (int, float)) else 1.0) + 0.3
+    yield Advice(
+        "hold back more room for decoding", f"--schedule-conservativeness {higher:.1f}", "fewer requests are admitted"
+    )
+
+
+def _fitting_requests(rank: Rank) -> int | None:
+    """How many requests of the present mean length fill the pool just below its limit."""
+    facts = (rank.kv.used_tokens, rank.running_requests, rank.kv.capacity_tokens)
+    if any(not isinstance(fact, Known) or fact.value <= 0 for fact in facts):
+        return None
+    used, running, capacity = (fact.value for fact in facts)
+    return int(capacity * NEARLY_FULL_RATIO * running / used)
+
+
+def _larger_pool(snapshot: Snapshot, rank: Rank) -> Advice:
+    """Without its cap, or with a fraction half-way to the largest one that left room for graphs and workspaces."""
+    budget = budget_of(snapshot, rank)
+    if _is_capped(snapshot, rank):
+        rest, per_token = budget.predicted_rest_bytes.or_else(0), budget.bytes_per_token.or_else(0.0)
+        held = rank.kv.profiled_tokens.or_else(int(rest / per_token) if rest > 0 and per_token > 0 else 0)
+        if held == 0 or held > rank.kv.capacity_tokens.or_else(0):
+            return Advice(
+                "raise or drop the cap on the pool",
+                f"--max-total-tokens {held or 'HIGHER'}",
+                f"memory has room for about {held:,} tokens" if held else "the pool is what memory holds",
+            )
+    facts = (budget.fraction_ratio, budget.largest_fraction_ratio, budget.base.free_bytes, budget.bytes_per_token)
+    if any(not isinstance(fact, Known) for fact in facts):
+        return Advice(
+            "see whether the pool could be larger", "sgdiag kv", "the largest --mem-fraction-static that works"
+        )
+    fraction, largest, free, per_token = (fact.value for fact in facts)
+    wanted = math.floor((fraction + largest) * 50) / 100
+    if wanted - fraction < LEAST_GAIN_RATIO:
+        return Advice(
+            "do not raise --mem-fraction-static: what it leaves is taken by CUDA graphs and workspaces",
+            "sgdiag kv",
+            "shows where the memory went",
+        )
+    tokens = int((wanted - fraction) * free / per_token)
+    return Advice(
+        "give the pool more memory",
+        f"--mem-fraction-static {wanted:.2f}",
+        f"about {tokens:,} more tokens; half of what was free when the server was ready is left for activations",
+    )
+
+
+def _is_capped(snapshot: Snapshot, rank: Rank) -> bool:
+    """Whether the pool is as large as --max-total-tokens lets it be, down to whole pages."""
+    cap, capacity = snapshot.server.args.or_else({}).get("max_total_tokens"), rank.kv.capacity_tokens
+    if not isinstance(cap, int) or not isinstance(capacity, Known):
+        return False
+    return 0 <= cap - capacity.value < rank.kv.page_size_tokens.or_else(1)
 
 
 @rule("running-limit-reached")
@@ -76,20 +166,32 @@ def running_limit_reached(snapshot: Snapshot) -> Finding | None:
         )
         for rank in bound
     ]
-    asked = snapshot.server.args.or_else({}).get("max_running_requests")
-    asked_each = asked // snapshot.server.dp_size.or_else(1) if isinstance(asked, int) else 0
-    if any(asked_each > rank.max_running_requests.value for rank in bound):
-        evidence.append(seen(snapshot.server.args, f"--max-running-requests asked for {asked}"))
+    workers = snapshot.server.dp_size.or_else(1)
+    limit = min(rank.max_running_requests.value for rank in bound)
+    asked = _asked_limit(snapshot)
+    states = _states(bound, limit) if asked is None or asked // workers > limit else None
+    if states is not None:
+        evidence.append(seen(states, f"the state pool holds {states.value} states"))
+        title = "the state pool holds requests back"
+        cause = "each running request holds states of linear-attention layers, and the state pool has no more"
+        advice = Advice(
+            "give the state pool more of the memory",
+            "--mamba-full-memory-ratio HIGHER",
+            "more requests at once, fewer tokens in the KV pool",
+        )
+    elif asked is not None and asked // workers > limit:
         title = "SGLang runs fewer requests than it was asked to"
-        cause = "SGLang lowered the limit to what the KV pool can hold"
-        advice = Advice("make the pool larger", "--mem-fraction-static HIGHER", "the limit rises with the pool")
+        cause = f"SGLang lowered the limit to {limit}, what the KV pool can hold"
+        advice = Advice("see how the pool can be made larger", "sgdiag kv", "the limit rises with the pool")
     else:
         title = "the limit of running requests holds requests back"
-        cause = "the limit is reached while requests wait; whether the pool could hold more, its usage tells"
-        advice = Advice(
-            "raise the limit if the pool has room",
-            "--max-running-requests HIGHER",
-            "the queue shrinks, each request decodes slower",
+        cause = "the limit is reached while requests wait"
+        if _is_speculative_default(snapshot, limit * workers):
+            cause = f"SGLang sets {SPECULATIVE_DEFAULT_REQUESTS} for a server that speculates and was given no limit"
+        advice = _raise_limit(bound, workers)
+    if asked is not None:
+        evidence.append(
+            seen(snapshot.server.args, f"--max-running-requests is {asked}, for {workers} workers together")
         )
     return Finding(
         id="running-limit-reached",
@@ -102,93 +204,48 @@ def running_limit_reached(snapshot: Snapshot) -> Finding | None:
     )
 
 
-_PLAIN_POOLS = frozenset({"MHATokenToKVPool", "MLATokenToKVPool"})
-"""Pools of one kind of slot. Others keep accounts by kind of layer, which one sum does not describe."""
+def _states(bound: list[Rank], limit: int) -> Known[int] | None:
+    """The state pool's slots where they are what sets the limit."""
+    slots = (rank.memory.state_pool_slots for rank in bound)
+    return next((fact for fact in slots if isinstance(fact, Known) and fact.value < (MOST_STATES + 1) * limit), None)
 
-_OTHER_HOLDERS = ("enable_hierarchical_cache", "enable_hisparse", "enable_unified_memory", "enable_lmcache")
-"""Arguments with which slots are held, or counted, in further places."""
+
+def _asked_limit(snapshot: Snapshot) -> int | None:
+    """The limit that was asked for: as it was given, else as the server arguments have it."""
+    given = snapshot.server.asked.or_else({}).get("max_running_requests", "")
+    resolved = snapshot.server.args.or_else({}).get("max_running_requests")
+    if given.isdecimal():
+        return int(given)
+    return resolved if isinstance(resolved, int) else None
 
 
-@rule("kv-slots-unaccounted")
-def kv_slots_unaccounted(snapshot: Snapshot) -> Finding | None:
-    args = snapshot.server.args.or_else({})
-    if (
-        any(args.get(name) for name in _OTHER_HOLDERS)
-        or args.get("disaggregation_mode") not in (None, "null")
-        or (args.get("dcp_size") or 1) != 1
-    ):
-        return None
-    fitting: list[Evidence] = []
-    twice: list[Evidence] = []
-    lost: list[Evidence] = []
-    for rank in snapshot.ranks:
-        kv = rank.kv
-        counts = (kv.capacity_tokens, kv.available_tokens, kv.evictable_tokens, kv.protected_tokens)
-        if kv.pool_type.or_else("") not in _PLAIN_POOLS or not one_read(*counts):
-            continue
-        capacity, available, evictable, protected = (fact.value for fact in counts)
-        held = available + evictable + protected
-        text = (
-            f"{rank_label(snapshot, rank)}: {available:,} free + {evictable:,} evictable + {protected:,} protected "
-            f"= {held:,} of {capacity:,} slots"
-        )
-        if held > capacity:
-            twice.append(seen(kv.available_tokens, f"{text}, {held - capacity:,} too many"))
-        elif _nobody_holds_slots(rank):
-            (lost if held < capacity else fitting).append(
-                seen(
-                    kv.available_tokens,
-                    f"{text}, no request holds any" + (f": {capacity - held:,} are lost" if held < capacity else ""),
-                )
-            )
-    if not twice and not lost:
-        if not fitting:
-            return None
-        return Finding(
-            id="kv-slots-unaccounted",
-            title="all token slots are accounted for",
-            verdict="PASS",
-            evidence=tuple(fitting),
-        )
-    return Finding(
-        id="kv-slots-unaccounted",
-        title="token slots were freed twice" if twice else "token slots are lost",
-        verdict="FAIL" if twice else "WARN",
-        confidence=0.9 if twice else 0.8,
-        evidence=(*twice, *lost),
-        cause=(
-            "slots that are free and still in use, or free twice, will be given to two requests, whose answers then mix"
-            if twice
-            else "slots that nobody holds were not given back: the pool shrinks until the server is restarted"
-        ),
-        advice=(
-            Advice(
-                "see whether the number grows",
-                "sgdiag status --watch",
-                "a growing number is a leak, a number that comes and goes is a moment of the scheduler's own work",
-            ),
-            Advice(
-                "let SGLang check itself after every step",
-                "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY=1",
-                "the server stops at the step that loses or doubles slots, which names the culprit",
-            ),
-            Advice("restart the server when it is convenient, at once if slots were freed twice"),
-        ),
-        playbook="kv-slots-unaccounted",
+def _is_speculative_default(snapshot: Snapshot, limit: int) -> bool:
+    given = snapshot.server.asked
+    return (
+        limit == SPECULATIVE_DEFAULT_REQUESTS
+        and snapshot.speculation.algorithm.or_else("none") != "none"
+        and isinstance(given, Known)
+        and not {"max_running_requests", "config"} & given.value.keys()
     )
 
 
-def _nobody_holds_slots(rank: Rank) -> bool:
-    """Whether no request and no session has a row in the request table, and no batch has requests.
-
-    While results are processed, the slots of finished requests wait to be freed together: their batch still has them.
-    """
-    counts = (rank.free_request_slots, rank.request_slots, rank.kv.available_tokens, rank.kv.protected_tokens)
-    batch = running_batch(rank.batches)
-    running = [rank.running_requests] + ([batch.requests] if batch is not None else [])
-    return (
-        one_read(*counts)
-        and rank.free_request_slots.value >= rank.request_slots.value
-        and any(one_read(requests, *counts) and requests.value == 0 for requests in running)
-        and all(batch.requests.or_else(0) == 0 for batch in rank.batches)
+def _raise_limit(bound: list[Rank], workers: int) -> Advice:
+    """Up to what the fullest of the ranks could hold at the present length of requests."""
+    fitting = [_fitting_requests(rank) for rank in bound]
+    known = [number for number in fitting if number is not None]
+    limit = min(rank.max_running_requests.value for rank in bound)
+    if len(known) < len(fitting):
+        return Advice(
+            "raise the limit if the pool has room",
+            "--max-running-requests HIGHER",
+            "the queue shrinks, each request decodes slower",
+        )
+    if min(known) <= limit:
+        return Advice(
+            "leave the limit as it is: the pool holds no more", "sgdiag kv", "how the pool can be made larger"
+        )
+    return Advice(
+        "raise the limit",
+        f"--max-running-requests {min(known) * workers}",
+        f"the pool holds about {min(known)} requests of the present length; each decodes slower",
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Evidence, Finding, Known, Snapshot
-from sgdiag.rules.evidence import seen
+from sgdiag.rules.evidence import explain_log, seen
 from sgdiag.rules.registry import rule
 
 FOREIGN_BYTES = 512 * 2**20
 """Less than this is a bare CUDA context or a display."""
 
 
-@rule("orphaned-scheduler")
+@rule("orphaned-scheduler", "gpu-memory-held-by-orphan")
 def orphaned_scheduler(snapshot: Snapshot) -> Finding | None:
     orphans = [process for process in snapshot.processes if process.orphan.or_else(False)]
     if not orphans:
@@ -30,12 +30,13 @@ def orphaned_scheduler(snapshot: Snapshot) -> Finding | None:
                 "kill " + " ".join(str(process.pid) for process in orphans),
                 "GPU memory and ports come back",
             ),
+            *explain_log(snapshot, "says what ended the launcher, if the log does"),
         ),
         playbook="orphaned-scheduler",
     )
 
 
-@rule("gpu-memory-held-by-others")
+@rule("gpu-memory-held-by-others", "gpu-memory-held-by-orphan")
 def gpu_memory_held_by_others(snapshot: Snapshot) -> Finding | None:
     mine = {process.pid for process in snapshot.processes}
     if not mine or not snapshot.gpus.devices:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sgdiag.analysis.threads import main_thread
 from sgdiag.model import Advice, Evidence, Finding, Known, Snapshot
-from sgdiag.rules.evidence import cannot_tell, rank_label, seen
+from sgdiag.rules.evidence import cannot_tell, explain_log, rank_label, seen
 from sgdiag.rules.registry import rule
 
 
-@rule("server-not-serving")
+@rule("server-not-serving", "scheduler-watchdog-or-health")
 def server_not_serving(snapshot: Snapshot) -> Finding | None:
     health = snapshot.server.health
     title = "the server serves requests"
@@ -23,7 +23,10 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
             verdict="WARN",
             evidence=(seen(health, "health is starting"),),
             cause="weights are loading, or CUDA graphs are being captured; no request is served until that is done",
-            advice=(Advice("wait, and watch the log", "sgdiag attach", "health turns to up"),),
+            advice=(
+                Advice("wait, and watch the log", "sgdiag attach", "health turns to up"),
+                *explain_log(snapshot, "says at which stage it is, and whether something failed on the way"),
+            ),
             playbook="server-not-serving",
         )
     last_errors = tuple(Evidence(f"log:{line.number}", line.text) for line in snapshot.log.errors[-3:])
@@ -39,7 +42,10 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
             else "a scheduler that is stuck or stopped keeps HTTP waiting; the age of its load snapshot says since when"
         ),
         advice=(
-            Advice("read what it said last", "sgdiag attach, log screen", "the first error names the rank that died"),
+            *(
+                explain_log(snapshot, "names what failed first, why, and what to do")
+                or (Advice("read what it said last", "sgdiag attach, log screen", "the first error names the rank"),)
+            ),
             Advice("look for ranks that outlived it", "sgdiag doctor", "an orphaned scheduler holds GPU memory"),
         ),
         playbook="server-not-serving",

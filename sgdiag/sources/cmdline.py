@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from sgdiag.model import NOT_ASKED, Fact, Known, Rank, RankId, Server, Unknown, combine, unknown
+from sgdiag.releases.arguments import WATCHED_NAMES
 from sgdiag.releases.processes import DEFAULT_HOST, DEFAULT_PORT, Launch, local_ranks, settings
 
 SOURCE = "procfs:cmdline"
@@ -60,6 +61,7 @@ def read_command_line(launch: Launch) -> CommandLine:
             max_prefill_tokens=given.fact("max_prefill_tokens", _count),
             attention_backend=given.fact("attention_backend", str),
             scheduler_overlap=given.fact("disable_overlap_schedule", lambda _: False),
+            asked=Known({name: text for name, text in given.values.items() if name in WATCHED_NAMES}, SOURCE),
         ),
         node_rank=given.or_default("node_rank", int, 0),
     )

@@ -118,6 +118,7 @@ class _Reader:
         self._library = library
         self._nvml: Any = None
         self._driver: Fact[str] = unknown("NVML was not started yet")
+        self._driver_cuda: Fact[str] = self._driver
         self._constant: dict[int, Gpu] = {}
         self._constant_at = 0.0
 
@@ -138,7 +139,7 @@ class _Reader:
             self._constant = {index: self._rarely(index, handles) for index in self._chosen(handles)}
             self._constant_at = now
         devices = tuple(self._often(gpu, handles[index], now) for index, gpu in self._constant.items())
-        return Gpus(driver=self._driver, devices=devices)
+        return Gpus(driver=self._driver, driver_cuda=self._driver_cuda, devices=devices)
 
     def _chosen(self, handles: Collection[int]) -> list[int]:
         return [index for index in handles if self._wanted is None or index in self._wanted]
@@ -155,6 +156,7 @@ class _Reader:
             return _why_no_driver(nvml, error)
         self._nvml = nvml
         self._driver = self._ask(nvml.nvmlSystemGetDriverVersion).map(_text, source=SOURCE)
+        self._driver_cuda = _forever(self._ask(nvml.nvmlSystemGetCudaDriverVersion_v2), _cuda_version)
         return ""
 
     def _ask(self, call: Callable[..., T], *arguments: object) -> Fact[T]:
@@ -236,6 +238,11 @@ class _Reader:
 
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _cuda_version(number: int) -> str:
+    """NVML's 12080 as people write it: 12.8."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _forever(fact: Fact[Any], change: Callable[[Any], str]) -> Fact[str]:

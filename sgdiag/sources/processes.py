@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from sgdiag.model import (
+    NOT_ASKED,
     Collectives,
     Fact,
     Known,
@@ -73,6 +74,7 @@ class ProcessSource:
         self._launcher: Identity | None = None
         self._server = Server()
         self._remote: tuple[Rank, ...] = ()
+        self._interfaces: Fact[tuple[str, ...]] = NOT_ASKED
         self._next_scan = 0.0
 
     def read(self) -> Snapshot:
@@ -159,16 +161,20 @@ class ProcessSource:
         return _Watched(member, facts, stat, unknown("needs two reads"), now)
 
     def _learn(self, server: ServerProcesses, describer: Describer) -> None:
-        """What does not change while the server lives; a process that has just started may not tell its release yet."""
+        """What does not change while the server lives; a young one may not tell its release and its packages yet."""
         launcher = server.launcher
         if launcher is not None and self._launcher is None:
             self._launcher = identity(launcher.entry.stat)
             line = None if server.launch is None else read_command_line(server.launch)
             self._server = describer.server(launcher, line)
             self._remote = () if line is None else remote_ranks(line)
-        elif isinstance(self._server.release, Unknown):
-            release = describer.release(launcher or server.members[0])
-            self._server = msgspec.structs.replace(self._server, release=release)
+            self._interfaces = describer.interfaces(launcher.pid)
+            return
+        told = launcher or server.members[0]
+        if isinstance(self._server.release, Unknown):
+            self._server = msgspec.structs.replace(self._server, release=describer.release(told))
+        if isinstance(self._server.packages, Unknown):
+            self._server = msgspec.structs.replace(self._server, **describer.software(told))
 
     def _snapshot(self, now: float) -> Snapshot:
         running = {pid for pid, watched in self._watched.items() if not watched.stat.ended}
@@ -189,8 +195,10 @@ class ProcessSource:
         )
 
     def _collectives(self) -> Collectives:
-        schedulers = [watched.facts for watched in self._watched.values() if watched.member.role == "scheduler"]
-        return Collectives(environment=schedulers[0].environment) if schedulers else Collectives()
+        scheduler = next((each for each in self._watched.values() if each.member.role == "scheduler"), None)
+        if scheduler is None:
+            return Collectives()
+        return Collectives(environment=scheduler.facts.environment, interfaces=self._interfaces)
 
     def _process(self, watched: _Watched) -> Process:
         stat, at = watched.stat, watched.sampled_at

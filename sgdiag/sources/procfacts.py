@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,8 +14,9 @@ from sgdiag.releases.processes import is_resource_tracker, shown_environment
 from sgdiag.releases.secrets import redact_command
 from sgdiag.sources.cmdline import CommandLine
 from sgdiag.sources.installed import find_release
+from sgdiag.sources.kernels_from import Software, find_software
 from sgdiag.sources.permissions import explain
-from sgdiag.sources.procfs import Environment, ProcFs, parse_container, parse_environ
+from sgdiag.sources.procfs import Environment, ProcFs, parse_container, parse_environ, parse_interfaces
 from sgdiag.sources.proctree import Member, ServerProcesses
 
 _MAX_TITLE = 4096
@@ -57,6 +58,7 @@ class Describer:
         server = Server(
             release=self.release(launcher),
             started_at=Known(self._boot_time + launcher.entry.stat.start_s, "procfs:stat"),
+            **self.software(launcher),
         )
         if line is None:
             own = unknown("the server runs inside a program of its own, whose command line does not tell its settings")
@@ -79,6 +81,17 @@ class Describer:
         variables = started.value.variables if isinstance(started, Known) and started.value.whole else None
         found = self._fact(pid, "maps", lambda: find_release(self._proc, pid, member.entry.argv, variables))
         return found if isinstance(found, Unknown) else found.value
+
+    def interfaces(self, pid: int) -> Fact[tuple[str, ...]]:
+        """The network interfaces in the namespace of a process."""
+        return self._fact(pid, "procfs:net/dev", lambda: parse_interfaces(self._proc.text(pid, "net/dev")))
+
+    def software(self, member: Member) -> dict[str, Any]:
+        """Facts of ``Server`` about what the process' kernels come from."""
+        pid = member.pid
+        variables = self._started_with(pid).map(lambda found: found.variables).or_else({})
+        found = self._fact(pid, "maps", lambda: find_software(self._proc, pid, variables))
+        return msgspec.structs.asdict(Software.unknown(found.reason) if isinstance(found, Unknown) else found.value)
 
     def _fact(self, pid: int, source: str, read: Callable[[], T]) -> Fact[T]:
         try:

@@ -148,6 +148,12 @@ def parse_listening(text: str) -> dict[int, int]:
     return ports
 
 
+def parse_interfaces(text: str) -> tuple[str, ...]:
+    """Names of the network interfaces in ``/proc/PID/net/dev``, whose first two lines are headings."""
+    names = (line.partition(":") for line in text.split("\n")[2:])
+    return tuple(name.strip() for name, colon, _ in names if colon)
+
+
 _CONTAINER_ID = r"([0-9a-f]{12,64})"
 _CONTAINER_PATHS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("podman", re.compile(rf"libpod-{_CONTAINER_ID}")),

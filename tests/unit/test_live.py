@@ -129,7 +129,7 @@ def test_a_feed_moves_to_the_servers_successor_and_keeps_the_old_values_meanwhil
     alive.add(20)
     until(lambda: feed.title == "pid 20")
     assert feed.latest().server.release == Known("release of 20", "http")
-    assert sources[10].closed
+    until(lambda: sources[10].closed)
     feed.close()
     assert sources[20].closed
     until(lambda: not any(thread.name == "find-successor" for thread in threading.enumerate()))

@@ -61,6 +61,7 @@ class Driver(ModuleType):
         return {
             "nvmlInit": None,
             "nvmlSystemGetDriverVersion": "580.1",
+            "nvmlSystemGetCudaDriverVersion_v2": 13000,
             "nvmlDeviceGetCount": self.count,
             "nvmlDeviceGetName": b"NVIDIA H200",
             "nvmlDeviceGetUUID": "GPU-1",

@@ -28,8 +28,7 @@ from sgdiag.model import (
     Thread,
     unknown,
 )
-from sgdiag.resources import folder
-from sgdiag.rules import evaluate, registry, rule_ids
+from sgdiag.rules import evaluate, registry
 
 
 def known(value: Any) -> Known[Any]:
@@ -42,23 +41,6 @@ def find(snapshot: Snapshot, finding_id: str) -> Finding | None:
 
 def one_rank(**fields: Any) -> Snapshot:
     return Snapshot(ranks=(Rank(id=RankId(), **fields),))
-
-
-def test_every_rule_has_a_playbook_and_every_playbook_a_rule() -> None:
-    pages = {page.stem: page.read_text(encoding="utf-8") for page in folder("playbooks").glob("*.md")}
-    assert set(pages) == set(rule_ids())
-    for name, text in pages.items():
-        assert f"Finding `{name}`" in text
-        headings = [line for line in text.splitlines() if line.startswith("## ")]
-        assert headings == [
-            "## Symptom",
-            "## What it means",
-            "## How to confirm",
-            "## Causes, the likeliest first",
-            "## What to do",
-            "## What not to do",
-            "## How to verify",
-        ]
 
 
 def test_an_empty_snapshot_passes_nothing() -> None:
@@ -157,7 +139,8 @@ def test_acceptance() -> None:
     bad = speculating(known(1.2))
     assert bad is not None
     assert bad.verdict == "WARN"
-    assert "--speculative-num-steps 1" in [advice.command for advice in bad.advice]
+    assert "--speculative-num-steps 1 --speculative-num-draft-tokens 2" in [advice.command for advice in bad.advice]
+    assert bad.family == "spec-acceptance"
     assert speculating(known(1.2), algorithm="none") is None
     missing = speculating(unknown("not reported yet"))
     assert missing is not None
@@ -209,6 +192,78 @@ def test_custom_allreduce() -> None:
     assert find(single, "custom-allreduce-off") is None
 
 
+def allreduce(said: str, *, tp: int = 2, links: int | None = None, **more: Any) -> Finding:
+    """What is said of a server whose custom allreduce is off with these words."""
+    gpus = Gpus(
+        devices=tuple(
+            Gpu(
+                index=index,
+                nvlinks_up=known(links) if links is not None else unknown("no driver"),
+                peers=known(more["peers"]) if "peers" in more else unknown("no driver"),
+            )
+            for index in range(tp)
+        )
+    )
+    snapshot = Snapshot(
+        server=Server(
+            tp_size=known(tp),
+            device=known("cuda"),
+            release=known(more.get("release", "0.5.20")),
+            args=known(more.get("args", {})),
+            asked=more.get("asked", unknown("no process")),
+        ),
+        gpus=gpus,
+        collectives=Collectives(
+            environment=known(more.get("environment", {})),
+            communicators=(Communicator(group="tp", size_ranks=known(tp), custom_allreduce=known(said)),),
+        ),
+    )
+    finding = find(snapshot, "custom-allreduce-off")
+    assert finding is not None
+    return finding
+
+
+PCIE_WORDS = "it's not supported on more than two PCIe-only GPUs"
+
+
+def test_custom_allreduce_over_pcie_depends_on_the_release() -> None:
+    new = allreduce(PCIE_WORDS, tp=8, release="0.5.22")
+    assert [advice.command for advice in new.advice] == ["SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"]
+    assert "upgrade" in allreduce(PCIE_WORDS, tp=8, release="0.5.20").advice[0].action
+    assert allreduce(PCIE_WORDS, tp=6, release="0.5.22").advice == ()
+    asked = allreduce(PCIE_WORDS, tp=8, release="0.5.22", environment={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"})
+    assert "do not run" in asked.advice[0].action
+    # The object reader only says that it is off; the links say why.
+    assert "PCIe" in allreduce("disabled", tp=4, links=0).cause
+
+
+def test_custom_allreduce_of_two_gpus_without_nvlink() -> None:
+    lost = allreduce("disabled", links=0, release="0.5.12.post1")
+    assert lost.advice[0].command == "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2=0"
+    assert lost.confidence >= 0.8
+    refused = allreduce("disabled", links=0, peers={"1": "chipset not supported"})
+    assert "P2P" in refused.cause
+    assert "your platform lacks GPU P2P" not in refused.cause
+    assert "P2P" in allreduce("your platform lacks GPU P2P capability or P2P test failed").cause
+    open_question = allreduce("disabled", links=0, peers={"1": "ok"})
+    assert open_question.confidence < 0.8
+
+
+def test_custom_allreduce_that_was_switched_off() -> None:
+    off = {"disable_custom_all_reduce": True}
+    by_user = allreduce("absent", args=off, asked=known({"disable_custom_all_reduce": "true"}))
+    assert by_user.cause == "--disable-custom-all-reduce is set"
+    by_sglang = allreduce("absent", args=off, asked=known({}))
+    assert "SGLang itself" in by_sglang.cause
+    assert "SGLang itself" not in allreduce("absent", args=off, asked=known({"config": "/etc/sglang.yaml"})).cause
+
+
+def test_custom_allreduce_of_groups_that_it_does_not_know() -> None:
+    assert "not of 3" in allreduce("disabled", tp=3).cause
+    assert "several hosts" in allreduce("this process group spans across nodes").cause
+    assert "expandable" in allreduce("setup failed: invalid argument").cause
+
+
 def test_orphans_are_named_with_the_command_that_ends_them() -> None:
     processes = (Process(pid=41, orphan=known(True), title=known("sglang::scheduler")), Process(pid=42))
     finding = find(Snapshot(processes=processes), "orphaned-scheduler")
@@ -229,6 +284,17 @@ def test_foreign_memory_counts_on_the_servers_own_gpus_only() -> None:
     finding = find(Snapshot(processes=(Process(pid=10, gpus=known((0,))),), gpus=gpus), "gpu-memory-held-by-others")
     assert finding is not None
     assert [item.text for item in finding.evidence] == ["GPU 0: pid 99 holds 20.0 GiB"]
+
+
+def test_a_server_that_is_gone_points_to_its_log() -> None:
+    log = Log(path=known("/var/log/my server.log"))
+    gone = find(Snapshot(server=Server(health=known("down")), log=log), "server-not-serving")
+    assert gone is not None
+    assert gone.advice[0].command == "sgdiag explain '/var/log/my server.log'"
+    orphan = Process(pid=41, orphan=known(True), log_path=known("/tmp/server.log"))
+    left = find(Snapshot(processes=(orphan,)), "orphaned-scheduler")
+    assert left is not None
+    assert left.advice[-1].command == "sgdiag explain /tmp/server.log"
 
 
 def test_disagreement_shows_both_sides() -> None:

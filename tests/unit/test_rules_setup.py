@@ -1,0 +1,331 @@
+"""Rules about how a server was set up: arguments, environment, driver, toolkit, packages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgdiag.model import (
+    Collectives,
+    Communicator,
+    Finding,
+    Gpu,
+    Gpus,
+    GraphSet,
+    Known,
+    KvPool,
+    Rank,
+    RankId,
+    Server,
+    Snapshot,
+    Speculation,
+    unknown,
+)
+from sgdiag.releases.processes import Launch
+from sgdiag.rules import evaluate
+from sgdiag.sources.cmdline import read_command_line
+
+
+def known(value: Any) -> Known[Any]:
+    return Known(value, "test")
+
+
+def find(snapshot: Snapshot, finding_id: str) -> Finding | None:
+    return next((finding for finding in evaluate(snapshot) if finding.id == finding_id), None)
+
+
+def asked(words: str) -> Known[dict[str, str]]:
+    """What a command line asks for, read as the process source reads it."""
+    fact = read_command_line(Launch(tuple(words.split()))).server.asked
+    assert isinstance(fact, Known)
+    return fact
+
+
+def changed(words: str, *ranks: Rank, graphs: tuple[int, ...] = (), adaptive: bool = False, **args: Any) -> list[str]:
+    """Evidence of arguments that were changed."""
+    dp = args.pop("dp", 1)
+    snapshot = Snapshot(
+        server=Server(
+            asked=asked(words), args=known(args), dp_size=known(dp), device=known(args.pop("device", "cuda"))
+        ),
+        ranks=ranks,
+        speculation=Speculation(adaptive=known(adaptive)),
+        graphs=(GraphSet(name="target decode", sizes=known(graphs)),) if graphs else (),
+    )
+    finding = find(snapshot, "server-argument-changed")
+    return [item.text for item in finding.evidence] if finding is not None else []
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "text"),
+    [
+        ("--page-size 1", {"page_size": 64}, "--page-size 1 was given, 64 runs"),
+        ("--attention-backend fa3", {"attention_backend": "triton"}, "--attention-backend fa3 was given, triton runs"),
+        (
+            "--mem-fraction-static 0.9",
+            {"mem_fraction_static": 0.765},
+            "--mem-fraction-static 0.9 was given, 0.765 runs",
+        ),
+        (
+            "--speculative-num-steps 4 --speculative-num-draft-tokens 24",
+            {"speculative_num_steps": 4, "speculative_num_draft_tokens": 5},
+            "--speculative-num-draft-tokens 24 was given, 5 runs",
+        ),
+        ("--chunked-prefill-size 4096", {"chunked_prefill_size": -1}, "--chunked-prefill-size 4096 was given, -1 runs"),
+        ("--enable-mixed-chunk", {"enable_mixed_chunk": False}, "--enable-mixed-chunk was given, and it is off"),
+        ("", {"disable_radix_cache": True}, "--disable-radix-cache was not given, and is set"),
+        ("", {"disable_overlap_schedule": True}, "--disable-overlap-schedule was not given, and is set"),
+        ("", {"disable_cuda_graph": True}, "--disable-cuda-graph was not given, and is set"),
+    ],
+)
+def test_a_changed_argument_shows_both_values(words: str, args: dict[str, Any], text: str) -> None:
+    assert changed(words, **args) == [text]
+
+
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        ("--page-size 64", {"page_size": 64}),
+        ("", {"page_size": 64, "attention_backend": "fa3", "disable_radix_cache": False}),
+        ("--mem-fraction-static 0.8424", {"mem_fraction_static": 0.842}),
+        ("--mem-fraction-static .9", {"mem_fraction_static": 0.9}),
+        ("--attention-backend nsa", {"attention_backend": "dsa"}),
+        ("--kv-cache-dtype bf16", {"kv_cache_dtype": "bfloat16"}),
+        ("--kv-cache-dtype auto", {"kv_cache_dtype": "fp8_e4m3"}),
+        ("--disable-radix-cache", {"disable_radix_cache": True}),
+        ("--config server.yaml", {"disable_radix_cache": True}),
+        ("--cuda-graph-backend-decode disabled", {"disable_cuda_graph": True}),
+        ("--chunked-prefill-size 8192", {"chunked_prefill_size": 1024, "dp": 8}),
+        ("--page-size 64", {}),
+    ],
+)
+def test_what_is_no_change(words: str, args: dict[str, Any]) -> None:
+    assert changed(words, **args) == []
+
+
+def test_a_cpu_server_has_no_graphs_to_switch_off() -> None:
+    assert changed("", disable_cuda_graph=True, device="cpu") == []
+
+
+def test_adaptive_speculation_changes_its_own_steps() -> None:
+    assert changed("--speculative-num-steps 3", adaptive=True, speculative_num_steps=1) == []
+
+
+def test_capacities_below_what_was_asked_for() -> None:
+    rank = Rank(
+        id=RankId(),
+        max_running_requests=known(12),
+        kv=KvPool(capacity_tokens=known(40_000), page_size_tokens=known(64)),
+    )
+    assert changed("--max-total-tokens 90000 --max-running-requests 64", rank, dp=2) == [
+        "DP0 TP0: --max-total-tokens asked for 89,984, 40,000 runs",
+        "DP0 TP0: --max-running-requests asked for 32, 12 runs",
+    ]
+    assert changed("--max-total-tokens 40007 --max-running-requests 24", rank, dp=2) == []
+
+
+def test_graphs_are_not_missed_above_the_running_limit() -> None:
+    rank = Rank(id=RankId(), max_running_requests=known(16))
+    assert changed("--cuda-graph-max-bs 256", rank, graphs=(1, 8, 16)) == []
+    assert changed("--cuda-graph-max-bs 256", rank, graphs=(1, 8)) == [
+        "target decode: --cuda-graph-max-bs asked for 16, 8 runs"
+    ]
+
+
+@given(
+    st.lists(st.sampled_from(["--page-size", "=", "9" * 40, "-1", "--max-total-tokens", "x", "--config"]), max_size=8)
+)
+def test_odd_command_lines_do_no_harm(words: list[str]) -> None:
+    rank = Rank(id=RankId(), kv=KvPool(capacity_tokens=known(0)))
+    changed(" ".join(words), rank, page_size=1)
+
+
+def environment(variables: dict[str, str], **more: Any) -> list[str]:
+    """What is wrong with these variables."""
+    interfaces = more.get("interfaces")
+    snapshot = Snapshot(
+        collectives=Collectives(
+            environment=known(variables),
+            interfaces=known(interfaces) if interfaces is not None else unknown("not read"),
+            communicators=(Communicator(group="tp", custom_allreduce=known(more.get("custom", "absent"))),),
+        ),
+        gpus=Gpus(devices=tuple(Gpu(index=0, nvlinks_up=known(more["links"])) for _ in range("links" in more))),
+    )
+    finding = find(snapshot, "nccl-environment-wrong")
+    return [item.text for item in finding.evidence] if finding is not None else []
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"NCCL_P2P_DISABLE": "true"}, "NCCL_P2P_DISABLE=true counts as 0"),
+        ({"NCCL_BUFFSIZE": "4M"}, "NCCL_BUFFSIZE=4M counts as 4"),
+        ({"NCCL_P2P_LEVEL": "NODE"}, "NCCL_P2P_LEVEL=NODE is none of"),
+        ({"NCCL_LL128_BUFFSIZE": "131072"}, "is no multiple of 120"),
+        ({"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "4"}, "NCCL_MIN_NCHANNELS=8 is above NCCL_MAX_NCHANNELS=4"),
+        ({"NCCL_MAX_NCHANNELS": "0"}, "NCCL_MAX_NCHANNELS=0"),
+        ({"NCCL_BUFFSIZE": "-1"}, "is no size"),
+        ({"GLOO_SOCKET_IFNAME": "^lo,docker"}, "only NCCL knows exclusions"),
+    ],
+)
+def test_a_variable_that_is_not_understood(variables: dict[str, str], text: str) -> None:
+    found = environment(variables)
+    assert len(found) == 1
+    assert text in found[0]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"NCCL_BUFFSIZE": "131072", "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "2"},
+        {"NCCL_BUFFSIZE": "0x400000", "NCCL_LL128_BUFFSIZE": "122880"},
+        {"NCCL_P2P_LEVEL": "phb", "NCCL_SOCKET_IFNAME": "^lo,docker"},
+        {"NCCL_P2P_LEVEL": "PXN", "NCCL_SOCKET_IFNAME": "eth0:4000"},
+        {"NCCL_P2P_LEVEL": "3", "NCCL_DEBUG": "INFO", "NCCL_ALGO": "allreduce:tree"},
+        {"NCCL_IB_DISABLE": "false", "NCCL_P2P_DISABLE": ""},
+        {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"},
+    ],
+)
+def test_a_variable_that_makes_sense(variables: dict[str, str]) -> None:
+    assert environment(variables, interfaces=("lo", "eth0"), links=0) == []
+
+
+def test_an_interface_that_the_process_does_not_see() -> None:
+    here = ("lo", "docker0", "ens5")
+    assert environment({"NCCL_SOCKET_IFNAME": "eth0,ib0"}, interfaces=here) == [
+        "NCCL_SOCKET_IFNAME=eth0,ib0 fits none of lo, docker0, ens5"
+    ]
+    assert environment({"NCCL_SOCKET_IFNAME": "ens"}, interfaces=here) == []
+    assert len(environment({"NCCL_SOCKET_IFNAME": "=ens"}, interfaces=here)) == 1
+    assert len(environment({"GLOO_SOCKET_IFNAME": "ens"}, interfaces=here)) == 1
+    assert environment({"GLOO_SOCKET_IFNAME": "ens5"}, interfaces=here) == []
+    assert environment({"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}) == []
+
+
+def test_settings_that_the_machine_contradicts() -> None:
+    assert len(environment({"NCCL_P2P_DISABLE": "1"}, custom="on")) == 1
+    assert environment({"NCCL_P2P_DISABLE": "1"}) == []
+    assert len(environment({"NCCL_NVLS_ENABLE": "1"}, links=0)) == 1
+    assert environment({"NCCL_NVLS_ENABLE": "1"}, links=18) == []
+    assert environment({"NCCL_NVLS_ENABLE": "1"}) == []
+
+
+@given(st.dictionaries(st.sampled_from(["NCCL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_LEVEL"]), st.text()))
+def test_any_value_of_a_variable_is_judged(variables: dict[str, str]) -> None:
+    assert len(environment(variables)) <= 2 * len(variables)
+
+
+def expandable(health: str = "starting", release: str = "0.5.9", links: int = 0, **more: Any) -> Finding | None:
+    variables = {more.get("name", "PYTORCH_CUDA_ALLOC_CONF"): more.get("value", "expandable_segments:True")}
+    variables |= more.get("variables", {})
+    snapshot = Snapshot(
+        server=Server(
+            tp_size=known(more.get("tp", 2)),
+            health=known(health),
+            release=known(release),
+            args=known(more.get("args", {})),
+        ),
+        collectives=Collectives(environment=known(variables)),
+        gpus=Gpus(devices=(Gpu(index=0, nvlinks_up=known(links)),)),
+    )
+    return find(snapshot, "expandable-segments-custom-allreduce")
+
+
+def test_expandable_segments_with_custom_allreduce() -> None:
+    finding = expandable()
+    assert finding is not None
+    assert finding.family == "custom-allreduce"
+    assert finding.advice[0].command == "unset PYTORCH_CUDA_ALLOC_CONF"
+    assert expandable(release="0.5.20", links=0) is not None
+    assert expandable(name="PYTORCH_ALLOC_CONF", value="max_split_size_mb:64, expandable_segments:true") is not None
+    assert expandable(release="0.5.20", links=4, variables={"SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"}) is not None
+
+
+def test_expandable_segments_that_do_no_harm() -> None:
+    assert expandable(health="up") is None
+    assert expandable(release="0.5.20", links=4) is None
+    assert expandable(value="expandable_segments:False") is None
+    assert expandable(tp=1) is None
+    assert expandable(args={"disable_custom_all_reduce": True}) is None
+
+
+def machine(capability: str = "12.0", health: str = "starting", **facts: Any) -> Snapshot:
+    told = {name: known(facts[name]) for name in ("packages", "pinned", "torch_cuda", "cuda_toolkit") if name in facts}
+    return Snapshot(
+        server=Server(health=known(health), device=known("cuda"), **told),
+        gpus=Gpus(
+            driver=known("570.1"),
+            driver_cuda=known(facts["driver_cuda"]) if "driver_cuda" in facts else unknown("no driver"),
+            devices=(Gpu(index=0, compute_capability=known(capability)),),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "torch", "fits"),
+    [
+        ("12.0", "12.6", False),
+        ("12.0", "12.8", True),
+        ("12.1", "12.8", True),
+        ("10.3", "12.8", True),
+        ("10.0", "12.4", False),
+        ("9.0", "12.4", True),
+        ("8.9", "11.8", True),
+        ("12.0", "13.0", True),
+        ("99.0", "12.4", True),
+    ],
+)
+def test_torch_and_the_gpu(capability: str, torch: str, fits: bool) -> None:
+    finding = find(machine(capability, torch_cuda=torch), "torch-not-built-for-gpu")
+    assert (finding is None) is fits
+    assert finding is None or (finding.verdict == "FAIL" and finding.family == "sm120-or-shared-memory-limit")
+
+
+def test_a_server_that_serves_is_no_proof_against_its_own_torch() -> None:
+    finding = find(machine("12.0", "up", torch_cuda="12.4"), "torch-not-built-for-gpu")
+    assert finding is not None
+    assert finding.verdict == "WARN"
+    assert finding.confidence < 0.8
+
+
+def test_driver_and_torch() -> None:
+    def verdict(driver: str, torch: str, health: str = "starting") -> str:
+        finding = find(machine(health=health, driver_cuda=driver, torch_cuda=torch), "driver-older-than-torch")
+        return finding.verdict if finding is not None else ""
+
+    assert verdict("12.8", "13.0") == "FAIL"
+    assert verdict("12.4", "12.8") == "WARN"
+    assert verdict("13.0", "12.8") == ""
+    assert verdict("12.8", "12.8") == ""
+    assert verdict("12.8", "13.0", "up") == ""
+
+
+def test_toolkit_gpu_and_torch() -> None:
+    old = find(machine("12.0", cuda_toolkit="12.4", torch_cuda="12.8"), "cuda-toolkit-unfit")
+    assert old is not None
+    assert old.advice[0].command == "CUDA_HOME=/usr/local/cuda-12.8"
+    assert find(machine("12.1", cuda_toolkit="12.8", torch_cuda="12.8"), "cuda-toolkit-unfit") is not None
+    other_major = find(machine("9.0", cuda_toolkit="12.8", torch_cuda="13.0"), "cuda-toolkit-unfit")
+    assert other_major is not None
+    assert "13.0" in other_major.advice[0].command
+    assert find(machine("12.0", cuda_toolkit="12.9", torch_cuda="12.8"), "cuda-toolkit-unfit") is None
+    assert find(machine("12.0", cuda_toolkit="12.9"), "cuda-toolkit-unfit") is None
+    assert find(machine("12.0", torch_cuda="12.8"), "cuda-toolkit-unfit") is None
+
+
+def test_packages_and_the_release() -> None:
+    good = {"torch": "2.9.1+cu128", "sgl-kernel": "0.3.21", "flashinfer-python": "0.6.3", "flashinfer-cubin": "0.6.3"}
+    pins = {"torch": "2.9.1", "sgl-kernel": "0.3.21", "flashinfer-python": "0.6.3", "flashinfer-cubin": "0.6.3"}
+    assert find(machine(packages=good, pinned=pins), "packages-unlike-release") is None
+    assert find(machine(packages={"torch": "2.9.1"}, pinned=pins), "packages-unlike-release") is None
+    other = find(machine(packages=good | {"sgl-kernel": "0.3.20"}, pinned=pins), "packages-unlike-release")
+    assert other is not None
+    assert other.advice[0].command == "pip install sgl-kernel==0.3.21"
+    apart = find(machine(packages=good | {"flashinfer-jit-cache": "0.6.1+cu128"}), "packages-unlike-release")
+    assert apart is not None
+    assert "FlashInfer's packages differ" in apart.evidence[0].text
+    assert "flashinfer-jit-cache==0.6.3" in apart.advice[0].command
