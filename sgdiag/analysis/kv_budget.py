@@ -12,6 +12,8 @@ reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from sgdiag.analysis.kv_base import Base, Span, base_of
@@ -119,6 +121,11 @@ def budget_of(snapshot: Snapshot, rank: Rank | RankId) -> Budget:
         bytes_per_token=_per_token(mine),
         capacity_tokens=mine.kv.capacity_tokens,
     )
+
+
+def tightest(ranks: Iterable[Rank]) -> Rank | None:
+    """The rank whose free memory after loading, the smallest of all, sets the pool of all; None without ranks."""
+    return min(ranks, key=lambda rank: rank.memory.free_after_load_bytes.or_else(1 << 62), default=None)
 
 
 def _largest(rank: Rank, base: Base) -> tuple[Fact[float], str]:

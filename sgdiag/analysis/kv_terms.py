@@ -23,6 +23,10 @@ class Term(msgspec.Struct, frozen=True):
     bytes: Fact[int]
 
 
+ALWAYS = frozenset({"free-before-load", "weights", "free-after-load", "kv-pool", "free-after-pool", "free-at-ready"})
+"""Ids of the terms that every server has; the others belong to some models, releases or flags."""
+
+
 def terms_of(snapshot: Snapshot, rank: Rank, slack: Fact[int]) -> tuple[Term, ...]:
     """The terms of ``rank`` in the order in which the memory is taken; ``slack`` is what the fraction keeps free."""
     memory = rank.memory

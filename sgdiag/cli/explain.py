@@ -12,6 +12,17 @@ from sgdiag.model.errors import ExitCode
 if TYPE_CHECKING:
     from sgdiag.model import Incident
 
+_OF_MEMORY = frozenset(
+    {
+        "graph-capture-out-of-memory",
+        "kv-pool-hybrid-state",
+        "kv-pool-no-room",
+        "runtime-out-of-memory-or-retraction",
+        "weight-load-out-of-memory",
+    }
+)
+"""Families whose findings are easier to follow beside the balance of the memory."""
+
 
 @click.command()
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
@@ -36,6 +47,8 @@ def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     else:
         _head(incident)
         print_findings(findings, sure=True)
+        if findings[0].family in _OF_MEMORY:
+            _balance(incident)
     if any(finding.verdict == "FAIL" for finding in findings):
         ctx.exit(ExitCode.FAIL_FOUND)
 
@@ -53,3 +66,14 @@ def _head(incident: Incident) -> None:
         spot = death.evidence()
         click.echo(clean(f"first failure: {spot.source}, {death.rank or 'no rank named'}, {during(death.stage)}"))
     click.echo()
+
+
+def _balance(incident: Incident) -> None:
+    from sgdiag.analysis.kv_budget import budget_of, tightest
+    from sgdiag.cli.kv_screen import print_budgets
+    from sgdiag.model import Known
+
+    rank = tightest(incident.snapshot.ranks)
+    if rank is not None and isinstance(rank.memory.free_after_load_bytes, Known):
+        click.echo()
+        print_budgets(incident.snapshot, [budget_of(incident.snapshot, rank)], [])

@@ -68,13 +68,13 @@ def _changes(flags: tuple[str, ...]) -> tuple[Change, ...]:
 
 
 def _budgets(snapshot: Snapshot, label: str | None) -> list[Budget]:
-    from sgdiag.analysis.kv_budget import budget_of
+    from sgdiag.analysis.kv_budget import budget_of, tightest
 
-    if not snapshot.ranks:
+    first = tightest(snapshot.ranks)
+    if first is None:
         raise SgdiagError("no rank of this server is known", "name its log with --log, or give a log as TARGET")
     if label is None:
-        tightest = min(snapshot.ranks, key=lambda rank: rank.memory.free_after_load_bytes.or_else(1 << 62))
-        return [budget_of(snapshot, tightest)]
+        return [budget_of(snapshot, first)]
     names = {rank.id: _names(snapshot, rank.id) for rank in snapshot.ranks}
     wanted = " ".join(label.upper().split())
     chosen = [place for place, known in names.items() if wanted == "ALL" or wanted in known]

@@ -11,7 +11,7 @@ from rich.text import Text
 from sgdiag.analysis.format import clean, count
 from sgdiag.analysis.kv_base import Span, minimum_by_gpu
 from sgdiag.analysis.kv_budget import Budget
-from sgdiag.analysis.kv_terms import Term
+from sgdiag.analysis.kv_terms import ALWAYS, Term
 from sgdiag.analysis.kv_whatif import Outcome
 from sgdiag.model import Fact, Known, Snapshot, Unknown
 
@@ -61,13 +61,9 @@ def _budget(snapshot: Snapshot, budget: Budget) -> Iterable[Text]:
     yield Text()
     yield from _comparison(budget)
     yield from _fractions(budget)
-    missing = [term.label for term in budget.terms if isinstance(term.bytes, Unknown) and term.id in _EXPECTED]
+    missing = [term.label for term in budget.terms if isinstance(term.bytes, Unknown) and term.id in ALWAYS]
     if missing:
         yield _line("not told here", ", ".join(missing))
-
-
-_EXPECTED = frozenset({"free-before-load", "weights", "free-after-load", "kv-pool", "free-after-pool", "free-at-ready"})
-"""Terms that every server has; the others belong to some models, releases or flags."""
 
 
 def _row(term: Term) -> Text:

@@ -58,7 +58,7 @@ def test_all_screens_by_keys(terminal: Terminal) -> None:
     assert "● up" in text
     assert "q quit" in text
     for key, seen in (
-        ("2", "Memory by purpose"),
+        ("2", "Memory, term by term"),
         ("3", "accept length"),
         ("4", "run on size"),
         ("5", "NCCL_P2P_LEVEL"),

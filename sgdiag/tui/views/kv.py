@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -10,22 +10,13 @@ from rich.text import Text
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.batch_shapes import shape_text
 from sgdiag.analysis.freshness import stale_for_s
+from sgdiag.analysis.kv_budget import Budget, budget_of, tightest
+from sgdiag.analysis.kv_terms import ALWAYS, Term
 from sgdiag.analysis.workers import over_workers
 from sgdiag.model import Fact, Known, Rank, Unknown
-from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Role, Row, Section, Table, stack
+from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Look, Role, Row, Section, Table, stack
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.common import plot, retractions, usage_role
-
-_PURPOSES = (
-    ("free before load", "free_before_load_bytes"),
-    ("weights", "weights_bytes"),
-    ("draft weights", "draft_weights_bytes"),
-    ("communication", "init_distributed_bytes"),
-    ("free after load", "free_after_load_bytes"),
-    ("free after pool", "free_after_pool_bytes"),
-    ("CUDA graphs", "graphs_bytes"),
-    ("free when ready", "free_at_ready_bytes"),
-)
 
 
 def kv_pool(scene: Scene) -> list[Text]:
@@ -143,24 +134,53 @@ def _shape(scene: Scene) -> Section:
 
 
 def _memory(scene: Scene) -> Section:
-    """Memory by purpose, a column a rank; where the ranks do not fit, their lowest and highest values."""
+    """The balance of each GPU, a column a rank; where the ranks do not fit, their lowest and highest values."""
     look, ranks = scene.look, scene.snapshot.ranks
-    fitting = max((scene.width - 20) // 12, 2)
+    title, note = "Memory, term by term", "each GPU, in the order in which it is taken"
+    if not ranks:
+        return Section(title, [Lines([look.ink("? no rank is known yet", "unknown")])])
+    budgets = [budget_of(scene.snapshot, rank) for rank in ranks]
+    fitting = max((scene.width - 28) // 12, 2)
     rows: list[list[Cell]] = []
-    facts: list[Fact[int]]
-    for label, name in _PURPOSES:
-        facts = [getattr(rank.memory, name) for rank in ranks]
+    for term in _terms(budgets, every=look.sources):
+        facts: list[Fact[int]] = [budget.term(term.id) for budget in budgets]
         if len(facts) > fitting:
             known = sorted((fact for fact in facts if isinstance(fact, Known)), key=lambda fact: fact.value)
             facts = [known[0], known[-1]] if known else facts[:2]
+        label = term.label if term.place == "left" else f"  {term.label}"
         rows.append([look.text(label, "label"), *(look.fact(fact, fmt.size) for fact in facts)])
-    if not ranks:
-        return Section("Memory by purpose", [Lines([look.ink("? no rank is known yet", "unknown")])])
-    shown = [fact for row in rows for cell in row for fact in cell.facts]
-    reasons = dict.fromkeys(fact.reason for fact in shown if isinstance(fact, Unknown))
-    if all(isinstance(fact, Unknown) for fact in shown) and not look.sources:
-        return Section("Memory by purpose", [Lines([look.ink(f"? {r}", "unknown") for r in reasons], True, 2)])
+    if not rows:
+        reasons = dict.fromkeys(
+            term.bytes.reason for term in budgets[0].terms if term.id in ALWAYS and isinstance(term.bytes, Unknown)
+        )
+        return Section(title, [Lines([look.ink(f"? {reason}", "unknown") for reason in reasons], True, 2)])
     names = [scene.rank_name(rank.id) for rank in ranks]
     heads = names if len(names) <= fitting else ["lowest", "highest"]
-    columns = [Column("", 18, right=False), *(Column(name, 9) for name in heads)]
-    return Section("Memory by purpose", [Table(columns, rows)], note="each GPU, as the server counts it")
+    columns = [Column("", 26, right=False), *(Column(name, 9) for name in heads)]
+    tight = tightest(ranks)
+    budget = budgets[ranks.index(tight)] if tight is not None else budgets[0]
+    return Section(title, [Table(columns, rows), Fields(_verdict(look, budget))], note=note)
+
+
+def _terms(budgets: Sequence[Budget], *, every: bool) -> list[Term]:
+    """The terms that some rank knows; with ``every`` all of them, for the reasons of those that nobody knows."""
+    named = {term.id: term for budget in budgets for term in budget.terms}
+    return [
+        term
+        for term in named.values()
+        if every
+        or any(isinstance(fact, Known) and (fact.value or term.place != "later") for fact in _all(budgets, term))
+    ]
+
+
+def _all(budgets: Sequence[Budget], term: Term) -> list[Fact[int]]:
+    return [budget.term(term.id) for budget in budgets]
+
+
+def _verdict(look: Look, budget: Budget) -> list[Row]:
+    return [
+        Row("predicted pools", look.fact(budget.predicted_rest_bytes, fmt.size)),
+        Row("observed pools", look.fact(budget.observed_rest_bytes, fmt.size)),
+        Row("least fraction", look.fact(budget.minimum_fraction_ratio, lambda ratio: f"> {ratio:.3f}")),
+        Row("most fraction", look.fact(budget.largest_fraction_ratio, lambda ratio: f"{ratio:.3f}")),
+    ]

@@ -1,0 +1,301 @@
+"""`sgdiag fixes`, `apply-fix`, `revert-fix` and `verify-fix`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sgdiag.cli.notes import note
+from sgdiag.model.errors import RefusedError, SgdiagError
+
+if TYPE_CHECKING:
+    from sgdiag.fixes.catalogue import Delivery, Fix
+    from sgdiag.fixes.engine import Engine, Plan
+    from sgdiag.fixes.installation import Installation
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def installation(command: F) -> F:
+    """The options that say which SGLang is meant; without one, that of this interpreter."""
+    options = (
+        click.option("--sglang", type=click.Path(path_type=Path), help="The package's folder, or a checkout."),
+        click.option("--python", help="The interpreter that imports it."),
+        click.option("--pid", type=int, help="A process of a running server."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _engine(sglang: Path | None, python: str | None, pid: int | None) -> Engine:
+    from sgdiag.fixes.catalogue import Catalogue
+    from sgdiag.fixes.engine import Engine
+
+    return Engine(_found(sglang, python, pid), Catalogue())
+
+
+def _found(sglang: Path | None, python: str | None, pid: int | None) -> Installation:
+    from sgdiag.fixes import installation as installed
+
+    if sum(choice is not None for choice in (sglang, python, pid)) > 1:
+        raise click.UsageError("only one of --sglang, --python and --pid")
+    if sglang is not None:
+        return installed.at_path(sglang)
+    if python is not None:
+        return installed.of_python(python)
+    return installed.of_process(pid) if pid is not None else installed.of_this_interpreter()
+
+
+@click.group()
+def fixes() -> None:
+    """Fixes for installed SGLang packages: what there is, what it does, what is applied."""
+
+
+@fixes.command("list")
+@installation
+def list_fixes(**which: Any) -> None:
+    """List the fixes, and how the SGLang at hand gets each of them."""
+    from sgdiag.fixes.catalogue import Catalogue
+
+    catalogue = Catalogue()
+    engine = _engine_or_none(which)
+    if engine is not None:
+        click.echo(_name(engine))
+    for fix in catalogue.all():
+        click.echo(f"{fix.id:32} {fix.title}")
+        if engine is not None:
+            applied = "applied" if fix.id in engine.state().applied else _how(engine.delivery(fix))
+            click.echo(f"{'':32} {applied}")
+
+
+def _engine_or_none(which: dict[str, Any]) -> Engine | None:
+    """None where no package was named and this interpreter has none: the list is still worth reading."""
+    if any(value is not None for value in which.values()):
+        return _engine(**which)
+    try:
+        return _engine(**which)
+    except SgdiagError:
+        return None
+
+
+def _name(engine: Engine) -> str:
+    found = engine.installation
+    return f"SGLang {found.release or 'of unknown release'} in {found.root}"
+
+
+def _how(delivery: Delivery) -> str:
+    words = {
+        "patch": f"changes {len(delivery.files)} files",
+        "native": "this release can do it itself",
+        "not-needed": "not needed here",
+        "unsupported": "not for this release",
+    }
+    return words[delivery.how] + (f": {delivery.reason}" if delivery.reason else "")
+
+
+@fixes.command()
+@click.argument("fix_id", metavar="ID")
+def show(fix_id: str) -> None:
+    """Print what a fix does, why, and how each release gets it."""
+    from sgdiag.fixes.catalogue import Catalogue
+
+    catalogue = Catalogue()
+    fix = catalogue.fix(fix_id)
+    click.echo(catalogue.readme(fix).rstrip())
+    click.echo("\nReleases\n")
+    for release, delivery in fix.releases.items():
+        click.echo(f"  {release:14} {_how(delivery)}")
+    click.echo(f"\nDrops when {fix.drops_when}")
+    for link in fix.upstream:
+        click.echo(f"Upstream: {link}")
+
+
+@fixes.command()
+@installation
+def status(**which: Any) -> None:
+    """Say which fixes are applied, whether the files are as they were left, and which servers run older code."""
+    engine = _engine(**which)
+    _recover(engine)
+    click.echo(_name(engine))
+    standing, odd = engine.standing()
+    applied = engine.state().applied
+    click.echo(f"applied: {', '.join(applied) or 'nothing'}")
+    if standing == "changed by hand":
+        click.echo("changed since by somebody else: " + ", ".join(odd))
+    _name_old_servers(engine)
+
+
+@click.command("apply-fix")
+@click.argument("fix_id", metavar="ID")
+@installation
+@click.option("--dry-run", is_flag=True, help="Print the change as a diff, and make none.")
+@click.option(
+    "--export", type=click.Path(path_type=Path, file_okay=False), help="Write the patch for an image's build."
+)
+@click.option("--release", help="With --export: the SGLang release, where none is installed here.")
+def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | None, **which: Any) -> None:
+    """Apply the fix ID to an installed SGLang.
+
+    Nothing is changed unless every file is the one that was released. The change is undone again if the changed modules
+    cannot be imported afterwards. `sgdiag revert-fix ID` restores every byte. Running servers keep the code that they
+    have loaded: restart them.
+    """
+    from sgdiag.fixes.catalogue import Catalogue
+
+    if export is not None:
+        catalogue = Catalogue()
+        fix = catalogue.fix(fix_id)
+        _export(catalogue, fix, release or _engine(**which).release(fix), export)
+        return
+    engine = _engine(**which)
+    fix = engine.catalogue.fix(fix_id)
+    delivery = engine.delivery(fix)
+    if delivery.how == "native":
+        click.echo(f"{_name(engine)} can do this itself; nothing is changed.")
+        _print_use(delivery)
+        return
+    if not dry_run:
+        _recover(engine)
+    plan = engine.plan_apply(fix)
+    if dry_run:
+        click.echo(_diff(plan), nl=False)
+        return
+    engine.carry_out(plan)
+    _check_import(engine, fix, plan)
+    click.echo(f"{fix.id} is applied to {engine.installation.package} ({len(delivery.files)} files).")
+    _print_use(delivery)
+    click.echo(f"verify: sgdiag verify-fix {fix.id}    take back: sgdiag revert-fix {fix.id}")
+    _name_old_servers(engine)
+
+
+@click.command("revert-fix")
+@click.argument("fix_id", metavar="ID")
+@installation
+@click.option("--dry-run", is_flag=True, help="Print the change as a diff, and make none.")
+def revert_fix(fix_id: str, dry_run: bool, **which: Any) -> None:
+    """Take the fix ID back: the files are again what they were, byte for byte."""
+    engine = _engine(**which)
+    if not dry_run:
+        _recover(engine)
+    plan = engine.plan_revert(fix_id)
+    if dry_run:
+        click.echo(_diff(plan), nl=False)
+        return
+    engine.carry_out(plan)
+    click.echo(f"{fix_id} is taken back from {engine.installation.package}.")
+    _name_old_servers(engine)
+
+
+@click.command("verify-fix")
+@click.argument("fix_id", metavar="ID")
+@installation
+@click.option("--url", help="Verify against this running server instead of one started for it.")
+@click.pass_context
+def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any) -> None:
+    """Run the regression tests of the fix ID against the SGLang that it is applied to."""
+    import importlib.util
+    import os
+    import subprocess
+    import sys
+
+    engine = _engine(**which)
+    fix = engine.catalogue.fix(fix_id)
+    if engine.delivery(fix).how == "patch" and fix_id not in engine.state().applied:
+        raise RefusedError(f"{fix_id} is not applied to {engine.installation.package}", f"sgdiag apply-fix {fix_id}")
+    if importlib.util.find_spec("pytest") is None:
+        raise SgdiagError("the regression tests need pytest", "pip install pytest")
+    environment = {
+        **os.environ,
+        "SGDIAG_FIX_ROOT": str(engine.installation.root),
+        "SGDIAG_FIX_RELEASE": engine.release(fix),
+        "SGDIAG_FIX_PYTHON": engine.installation.python,
+        "SGDIAG_FIX_URL": url or "",
+    }
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(engine.catalogue.regression(fix))]
+    ctx.exit(subprocess.run(tests, env=environment, check=False).returncode and 1)
+
+
+def _recover(engine: Engine) -> None:
+    if done := engine.recover():
+        note(f"sgdiag: {done}")
+
+
+def _check_import(engine: Engine, fix: Fix, plan: Plan) -> None:
+    """Takes the fix back if it broke an import; what was broken before is not the fix's fault, and only said."""
+    from sgdiag.fixes.importing import modules, why_not_importable
+
+    if not engine.installation.python:
+        note("sgdiag: not import-checked, since the interpreter of this package is not known (--python EXE)")
+        return
+    names = modules(path for path, content in plan.contents.items() if content is not None)
+    broken = why_not_importable(engine.installation, names)
+    if not broken:
+        return
+    engine.carry_out(engine.plan_revert(fix.id))
+    if before := why_not_importable(engine.installation, [name for name in names if _was_there(plan, name)]):
+        engine.carry_out(engine.plan_apply(fix))
+        note(f"sgdiag: not import-checked, since the package does not import here without the fix either: {before}")
+        return
+    raise RefusedError(f"{fix.id} was taken back: with it the package does not import: {broken}")
+
+
+def _was_there(plan: Plan, module: str) -> bool:
+    base = module.replace(".", "/")
+    return any(plan.old.get(path) is not None for path in (f"{base}.py", f"{base}/__init__.py"))
+
+
+def _name_old_servers(engine: Engine) -> None:
+    from sgdiag.fixes.running import servers_started_before
+
+    changed_at = engine.store.changed_at()
+    old = servers_started_before(changed_at, engine.installation) if changed_at else ()
+    if old:
+        note(f"sgdiag: servers that still run the older code, restart them: pid {', '.join(map(str, old))}")
+
+
+def _print_use(delivery: Delivery) -> None:
+    if delivery.reason:
+        click.echo(delivery.reason)
+    if delivery.environment:
+        click.echo("environment: " + " ".join(f"{name}={value}" for name, value in delivery.environment.items()))
+    if delivery.flags:
+        click.echo("flags: " + " ".join(delivery.flags))
+
+
+def _diff(plan: Plan) -> str:
+    """The change as a unified diff of the package's own files."""
+    pieces: list[str] = []
+    for path, new in sorted(plan.contents.items()):
+        old = plan.old[path]
+        if path.startswith("sglang/"):
+            pieces += difflib.unified_diff(
+                _lines(old), _lines(new), f"a/{path}" if old is not None else "/dev/null",
+                f"b/{path}" if new is not None else "/dev/null",
+            )  # fmt: skip
+    return "".join(piece if piece.endswith("\n") else f"{piece}\n\\ No newline at end of file\n" for piece in pieces)
+
+
+def _lines(content: bytes | None) -> list[str]:
+    return (content or b"").decode("utf-8", "replace").splitlines(keepends=True)
+
+
+def _export(catalogue: Any, fix: Fix, release: str, folder: Path) -> None:
+    delivery = fix.delivery(release)
+    if delivery.how != "patch":
+        raise RefusedError(f"{fix.id} does not change SGLang {release}: {delivery.reason or delivery.how}")
+    name = f"{fix.id}-{release}.patch"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(catalogue.patch_text(fix, release))
+    note(f"sgdiag: wrote {folder / name}; the lines for an image whose SGLang is {release}:")
+    click.echo(f"COPY {name} /tmp/{name}")
+    click.echo(
+        "RUN cd \"$(python3 -c 'import importlib.util, pathlib; "
+        'print(pathlib.Path(importlib.util.find_spec("sglang").origin).parent.parent)\')" '
+        f"&& patch --strip=1 --fuzz=0 --forward < /tmp/{name} && rm /tmp/{name}"
+    )
+    _print_use(delivery)
