@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sgdiag.analysis.kv_base import free_before_load
+from sgdiag.analysis.nccl_server import predicted
 from sgdiag.model import NOT_ASKED, Fact, Gpu, Known, Rank, Snapshot, combine, unknown
 
 Place: TypeAlias = Literal["before", "budget", "slack", "later", "left"]
@@ -38,6 +39,7 @@ def terms_of(snapshot: Snapshot, rank: Rank, slack: Fact[int]) -> tuple[Term, ..
     return (
         Term("other-processes", "other processes, now", "before", _others(snapshot, gpu)),
         Term("communication", "process groups, NCCL", "before", memory.init_distributed_bytes),
+        *_nccl(snapshot, rank),
         Term("free-before-load", "free before load", "left", free_before_load(rank)),
         Term("weights", "weights", "budget", memory.weights_bytes),
         *([weights] * inside),
@@ -108,6 +110,15 @@ def last_free(rank: Rank) -> Fact[int]:
         if isinstance(fact, Known):
             return fact
     return unknown("what was free after the last graph is not known")
+
+
+def _nccl(snapshot: Snapshot, rank: Rank) -> tuple[Term, ...]:
+    """What NCCL's buffers should take of it, where its settings are known."""
+    total = predicted(snapshot, rank).map(lambda found: found.total)
+    return (
+        Term("nccl-least", "  NCCL by formula, least", "before", total.map(lambda span: round(span.low))),
+        Term("nccl-most", "  NCCL by formula, most", "before", total.map(lambda span: round(span.high))),
+    )
 
 
 def _workspaces(rank: Rank) -> Fact[int]:

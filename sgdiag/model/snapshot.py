@@ -180,7 +180,7 @@ class KernelView(_Part, frozen=True, kw_only=True):
 class Rank(_Part, frozen=True, kw_only=True):
     """One scheduler process: its load, its pool, how it decodes.
 
-    ``still_s`` is for how long its working thread was seen at the same frames, ``no_step_s`` for how long no step
+    ``still_s`` is for how long its main thread was seen at the same frames, ``no_step_s`` for how long no step
     forward was seen to begin; both are measured between looks, never guessed from one.
     """
 

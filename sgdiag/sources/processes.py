@@ -194,8 +194,14 @@ class ProcessSource:
             processes=tuple(self._process(watched) for watched in self._watched.values()),
         )
 
+    def environment(self) -> dict[str, str]:
+        """What the last read told of a scheduler's environment; empty where it told nothing."""
+        return self._collectives().environment.or_else({})
+
     def _collectives(self) -> Collectives:
-        scheduler = next((each for each in self._watched.values() if each.member.role == "scheduler"), None)
+        # Other sources ask from their own threads while this one takes in new processes.
+        watched = list(self._watched.values())
+        scheduler = next((each for each in watched if each.member.role == "scheduler"), None)
         if scheduler is None:
             return Collectives()
         return Collectives(environment=scheduler.facts.environment, interfaces=self._interfaces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
+from sgdiag.analysis.nccl_server import nccl_lines
 from sgdiag.model import Known, Unknown
 from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Role, Row, Section, Table, stack
 from sgdiag.tui.scene import Scene
@@ -24,7 +25,7 @@ _STATES = ("on", "absent", "disabled")
 
 
 def collectives(scene: Scene) -> list[Text]:
-    return stack(scene.look, [_groups(scene), _environment(scene)], scene.width)
+    return stack(scene.look, [_groups(scene), _nccl(scene), _environment(scene)], scene.width)
 
 
 def _groups(scene: Scene) -> Section:
@@ -64,6 +65,17 @@ def _groups(scene: Scene) -> Section:
     else:
         blocks.append(Lines([look.ink("? no source has told about process groups", "unknown")]))
     return Section("Groups", blocks)
+
+
+def _nccl(scene: Scene) -> Section:
+    """What NCCL takes and how its ranks stand, as sentences: nearly every figure is a range with a condition."""
+    look = scene.look
+    told = nccl_lines(scene.snapshot)
+    if not told:
+        return Section(
+            "NCCL", [Lines([look.ink("? nothing tells how NCCL is set up; NCCL_DEBUG=INFO does", "unknown")], True, 2)]
+        )
+    return Section("NCCL", [Lines([look.ink(line) for line in told], wrapped=True, indent=2)])
 
 
 def _state(state: str) -> str:
