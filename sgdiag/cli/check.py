@@ -13,6 +13,9 @@ from sgdiag.model.errors import ExitCode
 FIRST_READ_S = 2.5
 """How long the first readings may take: longer than for a glance, since what is missing here is a missed finding."""
 
+WATCH_S = 5.0
+"""How long a server with work, or one that does not answer, is watched at most for whether its ranks move."""
+
 
 @click.command()
 @options.target
@@ -26,13 +29,21 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
     """
     import msgspec
 
-    from sgdiag.rules import evaluate
+    from sgdiag.fixes.answers import judge
+    from sgdiag.rules.hangs import needs_more_looks
     from sgdiag.session.attach import open_feed
+    from sgdiag.session.stacks import Sampler
 
-    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S)
+    access = options.access(**how)
+    feed = open_feed(target, access, wait_s=FIRST_READ_S)
+    sampler = Sampler(feed, read_objects=access.read_objects)
     try:
-        findings = evaluate(feed.latest())
+        snapshot = feed.latest()
+        if needs_more_looks(snapshot):
+            *_, snapshot = sampler.until(lambda seen: not needs_more_looks(seen), WATCH_S)
+        findings = judge(snapshot)
     finally:
+        sampler.close()
         feed.close()
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from sgdiag.model import Fact, Known, RankId, Server, SgdiagError, unknown
-from sgdiag.releases import loadshm
+from sgdiag.releases import loadshm, nccl_logs
 from sgdiag.releases.versions import at_least
 from sgdiag.remote import Execute
 from sgdiag.session.feed import Feed, StillFeed
@@ -19,8 +21,11 @@ from sgdiag.session.target import FileTarget, PidTarget, UrlTarget, parse_target
 from sgdiag.sources.base import Source
 from sgdiag.sources.cmdline import read_command_line
 from sgdiag.sources.http import HttpSource
+from sgdiag.sources.kernel_view import KernelViewSource
 from sgdiag.sources.loads import Layout
 from sgdiag.sources.loadshm import LoadShmSource
+from sgdiag.sources.nccllog import NcclLogSource
+from sgdiag.sources.ncclras import NcclRasSource
 from sgdiag.sources.nvml import NvmlSource
 from sgdiag.sources.objects import ObjectsSource
 from sgdiag.sources.processes import ProcessSource
@@ -216,7 +221,7 @@ def _poller(place: Place, access: Access) -> Poller:
             off["objects"] = "switched off with --no-objects"
         sources.append(LoadShmSource(processes.pids, layout))
     else:
-        off |= dict.fromkeys(("objects", "shm", "processes", "nvml"), _NOT_HERE)
+        off |= dict.fromkeys(("objects", "shm", "processes", "kernel", "nvml", "ncclras"), _NOT_HERE)
     if place.url:
         shares_memory = processes is not None and at_least(told.release.or_else(""), loadshm.SINCE)
         pace_s = BESIDE_SHARED_MEMORY_S if shares_memory else 1.0
@@ -225,13 +230,34 @@ def _poller(place: Place, access: Access) -> Poller:
     else:
         off |= dict.fromkeys(("http", "metrics"), "its address is not known here; give it with --url")
     if processes is not None:
-        sources += [processes, NvmlSource(server_pids=processes.pids)]
+        sources += [
+            processes,
+            KernelViewSource(processes.ranks),
+            NvmlSource(server_pids=processes.pids),
+            NcclRasSource(processes.pids, processes.environment),
+        ]
     log = _log(place, access)
     if isinstance(log, Known):
         sources.append(ServerLogSource(log.value))
+        if processes is not None:
+            sources.append(NcclLogSource(functools.partial(_nccl_files, Path(log.value), processes)))
     else:
         off["log"] = log.reason
     return Poller(f"pid {place.pid}" if place.pid else place.url, sources, off=off)
+
+
+def _nccl_files(log: Path, processes: ProcessSource) -> list[Path]:
+    """Where NCCL writes: into the server's ``log``, or a file for each scheduler; nowhere unless it is asked to."""
+    environment = processes.environment()
+    if not environment.get("NCCL_DEBUG"):
+        return []
+    pattern, host = environment.get("NCCL_DEBUG_FILE", ""), socket.gethostname()
+    files = {log: None}
+    for pid in processes.ranks().values():
+        if path := nccl_logs.debug_file(pattern, host, pid):
+            seen_by = Path("/proc", str(pid), "root" if path.startswith("/") else "cwd")
+            files[seen_by / path.lstrip("/")] = None
+    return list(files)
 
 
 def _log(place: Place, access: Access) -> Fact[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -29,6 +27,7 @@ from sgdiag.sources.proctree import ServerProcesses, find_servers
 from sgdiag.sources.prometheus import MetricsSource
 from sgdiag.sources.serverlog import ServerLogSource
 from sgdiag.sources.serverlog_find import find_log
+from sgdiag.sources.stacks import find_program
 
 Answer: TypeAlias = Literal["yes", "no", "partly", "unknown"]
 
@@ -315,8 +314,7 @@ def _gpus(_: Subject) -> Row:
 
 
 def _pyspy(subject: Subject) -> Row:
-    beside = Path(sys.executable).with_name("py-spy")
-    program = str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    program = find_program()
     if program is None:
         return Row(PYSPY, "no", "py-spy is not installed", "pip install py-spy")
     _require_server(subject)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from sgdiag.analysis.stillness import Stillness
 from sgdiag.model import Snapshot
 from sgdiag.session.health import judge
 from sgdiag.session.poller import Poller
@@ -41,6 +42,8 @@ class LiveFeed:
         self._poller = poller(place)
         self._poller.start()
         self._was_up = False
+        self._stillness = Stillness()
+        self._looking = threading.Lock()
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="find-successor", daemon=True)
         self._watcher.start()
@@ -55,7 +58,8 @@ class LiveFeed:
     def latest(self) -> Snapshot:
         snapshot = judge(self._poller.latest(), was_up=self._was_up)
         self._was_up = self._was_up or snapshot.server.health.or_else("") == "up"
-        return snapshot
+        with self._looking:
+            return self._stillness.add(snapshot)
 
     def close(self) -> None:
         self._stop.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -27,6 +26,7 @@ from sgdiag.remote import (
 from sgdiag.sources.objects.observation import Observation, encodable, not_in_release, observe_all
 from sgdiag.sources.permissions import explain
 from sgdiag.sources.procfs import ProcFs
+from sgdiag.sources.source_paths import short_path
 
 GroupName: TypeAlias = Literal["static", "slow", "hot", "running", "current", "last"]
 
@@ -40,8 +40,6 @@ _INSIDE = ("values", "table", "keys", "tensors")
 """Kinds of reading that look at what a container holds; the others must not, for what an object holds may be much."""
 
 _RELEASE_ROOT = "release"
-
-_PACKAGES = re.compile(r"^.*/(?:(?:site|dist)-packages/|lib/python3\.\d+/|(?=sglang/srt/))")
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -146,7 +144,7 @@ class SchedulerProcess:
                 native_id=stack.native_id or stack.ident,
                 name=encodable(stack.name or ("MainThread" if stack.is_main else "")),
                 frames=tuple(
-                    encodable(f"{frame.function} ({_short(frame.filename)}:{frame.line})") for frame in stack.frames
+                    encodable(f"{frame.function} ({short_path(frame.filename)}:{frame.line})") for frame in stack.frames
                 ),
             )
             for stack in self.reader.threads()
@@ -194,7 +192,3 @@ def _groups(entries: tuple[Entry, ...], epoch: str | None) -> list[tuple[Group, 
 
 def _limits(depth: int) -> Limits:
     return Limits(depth=depth, items=4096, characters=4096, objects=16384, tensor_elements=0)
-
-
-def _short(filename: str) -> str:
-    return _PACKAGES.sub("", filename)

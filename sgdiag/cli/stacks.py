@@ -1,0 +1,167 @@
+"""`sgdiag stacks`: the threads of all ranks side by side, and who holds up whom."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sgdiag.cli import options
+from sgdiag.cli.notes import note
+from sgdiag.model.errors import ExitCode, SgdiagError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sgdiag.analysis.hangs import Stance
+    from sgdiag.model import Rank, Snapshot
+
+FIRST_READ_S = 1.5
+"""How long the first readings may take: a server that hangs answers nothing, and its processes are quick to read."""
+
+WATCH_S = 5.0
+"""How long is looked at most before a verdict, so that it stands within ten seconds."""
+
+MAX_FRAMES, MAX_WIDTH = 16, 110
+"""How much of a stack is printed without --threads: where it stands and what of the model that is."""
+
+
+@click.command()
+@options.target
+@click.option("--seconds", type=options.Duration(), default=WATCH_S, show_default=True, help="Look at most this long.")
+@click.option("--threads", "all_threads", is_flag=True, help="All threads, not only those that run the model.")
+@click.option(
+    "--json", "as_json", is_flag=True, help='One object a look: {"at", "verdict", "ranks": […], "groups": […]}.'
+)
+@click.option("--watch", is_flag=True, help="Again every second until interrupted.")
+@click.option(
+    "--allow-pause",
+    is_flag=True,
+    help="Native frames, too: py-spy stops all threads of each rank while it reads them, tens of milliseconds mostly.",
+)
+@click.pass_context
+def stacks(
+    ctx: click.Context,
+    /,
+    target: str | None,
+    seconds: float,
+    all_threads: bool,
+    as_json: bool,
+    watch: bool,
+    allow_pause: bool,
+    **how: Any,
+) -> None:
+    """Say which rank of TARGET holds up the others, and show where all of them stand, the odd one out first.
+
+    Looks several times: "unmoved for 5 s" is measured. Works while HTTP is dead; nothing is paused or changed, but with
+    --allow-pause.
+    """
+    from sgdiag.rules.hangs import is_settled, rank_stuck, stances
+    from sgdiag.session.attach import open_feed
+    from sgdiag.session.stacks import Sampler
+
+    access = options.access(**how)
+    feed = open_feed(target, access, wait_s=FIRST_READ_S)
+    sampler = Sampler(feed, read_objects=access.read_objects)
+    if allow_pause:
+        note("sgdiag: py-spy stops the threads of each rank while it reads their native frames")
+    try:
+        *_, snapshot = sampler.until(is_settled, seconds)
+        if not stances(snapshot):
+            raise SgdiagError(
+                "no scheduler process of this server is known here",
+                "run sgdiag on the server's own host; sgdiag doctor says what can be read",
+            )
+        while True:
+            if allow_pause:
+                snapshot = sampler.native(snapshot)
+            click.echo(_json(snapshot) if as_json else "\n".join(_text(snapshot, all_threads)))
+            if not watch:
+                break
+            time.sleep(1.0)
+            snapshot = sampler.look()
+            if not as_json:
+                click.echo("")
+    finally:
+        sampler.close()
+        feed.close()
+    finding = rank_stuck(snapshot)
+    if finding is not None and finding.verdict == "FAIL":
+        ctx.exit(ExitCode.FAIL_FOUND)
+
+
+def _json(snapshot: Snapshot) -> bytes:
+    import msgspec
+
+    from sgdiag.analysis.hangs import grouped, suspects_first
+    from sgdiag.rules.hangs import stances, verdict
+
+    told, found = verdict(snapshot), stances(snapshot)
+    groups = suspects_first(grouped((one.name, one.stack) for one in found), told)
+    return msgspec.json.encode({"at": snapshot.at, "verdict": told, "ranks": found, "groups": groups})
+
+
+def _text(snapshot: Snapshot, all_threads: bool) -> list[str]:
+    from sgdiag.analysis.format import clean
+    from sgdiag.analysis.hangs import grouped, suspects_first
+    from sgdiag.rules.evidence import rank_label
+    from sgdiag.rules.hangs import stances, verdict
+
+    told, found = verdict(snapshot), {one.name: one for one in stances(snapshot)}
+    sure = f"  ({told.confidence:.0%} sure)" if told.confidence else ""
+    lines = [f"{told.sentence}{sure}"]
+    ranks = {rank_label(snapshot, rank): rank for rank in snapshot.ranks}
+    for group in suspects_first(grouped((one.name, one.stack) for one in found.values()), told):
+        lines.append("")
+        for name in group.names:
+            lines += _head(found[name], ranks.get(name), is_suspect=name in told.suspects)
+        rank = ranks.get(group.names[0])
+        if all_threads and rank is not None:
+            lines += _all_threads(rank)
+        else:
+            lines += _frames(group.stack) or [f"      {_why_no_frames(rank)}"]
+    return [clean(line) for line in lines]
+
+
+def _head(one: Stance, rank: Rank | None, *, is_suspect: bool) -> list[str]:
+    """What is known of one rank beside its frames."""
+    from sgdiag.analysis.hangs import DOING
+    from sgdiag.rules.hangs import kernel_line
+
+    parts = [
+        f"{one.name}{' (suspect)' if is_suspect else ''}",
+        f"pid {one.pid}" if one.pid else "",
+        one.ended or DOING[one.activity],
+        f"unmoved for {one.still_s:.1f} s" if one.still_s else "",
+        f"no step for {one.no_step_s:.1f} s" if one.no_step_s else "",
+        f"GPU busy {one.gpu_ratio:.0%}" if one.gpu_ratio is not None else "",
+    ]
+    lines = [", ".join(filter(None, parts))]
+    if rank is not None and (text := kernel_line(rank)):
+        lines.append(f"    {text}")
+    return lines
+
+
+def _frames(stack: Sequence[str]) -> list[str]:
+    lines = [f"      {frame if len(frame) <= MAX_WIDTH else frame[:MAX_WIDTH] + '…'}" for frame in stack[:MAX_FRAMES]]
+    left = len(stack) - MAX_FRAMES
+    return [*lines, f"      … {left} more; --threads shows them"] if left > 0 else lines
+
+
+def _why_no_frames(rank: Rank | None) -> str:
+    from sgdiag.model import Unknown
+
+    if rank is None:
+        return "it has ended: there are no frames"
+    return rank.threads.reason if isinstance(rank.threads, Unknown) else "no thread runs the model"
+
+
+def _all_threads(rank: Rank) -> list[str]:
+    from sgdiag.analysis.threads import main_first
+
+    lines = []
+    for thread in main_first(rank.threads.or_else(())):
+        lines.append(f"    {thread.name or '(no name)'} {thread.native_id}")
+        lines += [f"      {frame}" for frame in thread.frames] or ["      no Python frame"]
+    return lines
