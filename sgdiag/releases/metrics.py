@@ -1,8 +1,9 @@
 """Prometheus metrics of SGLang and what they mean, for 0.5.8 to 0.5.23.
 
 Left out on purpose: ``sglang:is_cuda_graph`` and ``sglang:utilization``, which every one of these releases exports
-and (almost) none ever sets; ``sglang:cache_hit_rate``, which decode reports reset to 0 before 0.5.20; and
-``sglang:gen_throughput``, which keeps its value for up to 30 s after the last token. Counters tell the latter two.
+and (almost) none ever sets; ``sglang:cache_hit_rate``, which decode reports reset to 0 before 0.5.20;
+``sglang:gen_throughput``, which keeps its value for up to 30 s after the last token; and ``sglang:num_retracted_reqs``,
+which the next report but one sets to 0 again, so that hardly a reading sees it. Counters tell the latter three.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ GAUGES: tuple[Gauge, ...] = (
     # Refreshed with each log line: every --decode-log-interval decode steps, each prefill, every 30 s when idle.
     Gauge("sglang:num_running_reqs", "running_requests"),
     Gauge("sglang:num_queue_reqs", "waiting_requests"),
-    # Of the last report only.
-    Gauge("sglang:num_retracted_reqs", "retracted_requests"),
     Gauge("sglang:spec_accept_length", "accept_length_tokens", "number", _NO_VERIFY),
     Gauge("sglang:spec_accept_rate", "accept_ratio", "number", _NO_VERIFY),
     Gauge("sglang:max_total_num_tokens", "kv.capacity_tokens"),

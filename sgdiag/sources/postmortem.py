@@ -20,7 +20,7 @@ from sgdiag.releases.logs.facts import snapshot_of
 from sgdiag.releases.signs.scan import Scan
 
 STDIN = "-"
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES, _SHORT_BYTES = 1 << 20, 1 << 16
 
 
 class _Bytes(Protocol):
@@ -48,26 +48,71 @@ T = TypeVar("T", bound=Spot)
 
 
 class _Read(NamedTuple):
-    """One file that was read, and the other server that it seems to be of (empty if none)."""
+    """One file that was read, the other server that it seems to be of (empty if none), and its text if it is short."""
 
     scan: Scan
     path: str
     foreign: str
+    text: bytes
 
 
 def read(paths: Sequence[str]) -> Incident:
     """The incident that these files (``-``: standard input) tell of together; they are taken to be of one server.
 
-    Raises SourceError for files that cannot be read, and where nothing in them was written by SGLang or bears the
-    sign of a failure.
+    Raises SourceError for files that cannot be read, and where nothing in them was written by SGLang or bears the sign
+    of a failure.
+    """
+    return read_both(paths)[0]
+
+
+def read_both(paths: Sequence[str]) -> tuple[Incident, Incident | None]:
+    """What ``read`` returns, and the same once more with wrapped lines made whole.
+
+    The second is the same as if the lines that a terminal or an editor has wrapped were whole; None for long logs, and
+    where none look wrapped. Raises SourceError as ``read`` does.
     """
     names = _names(paths)
-    return _incident([_read(path, name, _pieces(path)) for path, name in zip(paths, names, strict=True)])
+    files = [_read(path, name, _pieces(path)) for path, name in zip(paths, names, strict=True)]
+    whole = [_read(file.path, name, [unwrapped(file.text)]) for file, name in zip(files, names, strict=True)]
+    if any(not file.text for file in files) or all(a.text == b.text for a, b in zip(files, whole, strict=True)):
+        return _incident(files), None
+    second = _incident(whole)
+    try:
+        return _incident(files), second
+    except SourceError:
+        return second, None
 
 
 def incident_of(text: bytes) -> Incident:
     """The incident that a log's ``text`` tells of."""
     return _incident([_read("log", "log", [text])])
+
+
+_WRAPPED_FROM_BYTES = 50
+"""A shorter line was not cut for want of room."""
+
+_OWN_LINE = re.compile(
+    rb"\s*\[20\d\d|\s*File \"|Traceback|\s+\S.*\(\)?$|[EFWI]\d{4} |\w+(?:\.\w+)*(?:Error|Exception)\b|[-*] "
+    rb"|\S+:\d+:\d+ "
+)
+"""What begins a line, and goes on with none."""
+
+
+def unwrapped(text: bytes) -> bytes:
+    """``text`` with the lines joined that look wrapped; an empty line stands for each that is gone, so that lines keep
+    their numbers."""
+    joined: list[bytes] = []
+    gone, last = 0, b""
+    for line in text.split(b"\n"):
+        if joined and line.strip() and len(last) >= _WRAPPED_FROM_BYTES and not _OWN_LINE.match(line):
+            joined[-1] += b" " + line.strip()
+            gone += 1
+        else:
+            joined += [b""] * gone
+            joined.append(line)
+            gone = 0
+        last = line
+    return b"\n".join([*joined, *[b""] * gone])
 
 
 def _names(paths: Sequence[str]) -> list[str]:
@@ -114,13 +159,14 @@ def _decoded(stream: _Bytes) -> Iterator[bytes]:
 
 def _read(path: str, name: str, pieces: Iterable[bytes]) -> _Read:
     scan = Scan(name)
-    foreign = ""
-    for piece in pieces:
+    foreign, text = "", b""
+    for number, piece in enumerate(pieces):
+        text = piece if not number and len(piece) <= _SHORT_BYTES else b""
         scan.feed(piece)
         if not (foreign or scan.names_sglang or scan.recognised):
             foreign = next((server for server, pattern in _FOREIGN.items() if pattern.search(piece)), "")
     scan.finish()
-    return _Read(scan, path, "" if scan.names_sglang else foreign)
+    return _Read(scan, path, "" if scan.names_sglang else foreign, text)
 
 
 def _incident(read_files: list[_Read]) -> Incident:

@@ -295,3 +295,27 @@ def test_odd_figures_break_nothing(noise: str, number: int) -> None:
     except SourceError:
         return
     assert all(0.0 <= finding.confidence <= 1.0 for finding in findings)
+
+
+def test_an_address_without_a_route_is_surer_than_a_refused_connection() -> None:
+    unreachable, refused = of_log("nccl-socket-failed"), of_log("nccl-socket-failed--refused")
+    assert "No route to host" in unreachable.cause
+    assert "has died" in refused.cause
+    assert refused.confidence < unreachable.confidence
+
+
+def test_a_warning_that_is_the_last_word_comes_before_the_early_end() -> None:
+    log = (INCIDENTS / "custom-allreduce-off--last-word.log").read_text()
+    assert first(log).id == "custom-allreduce-off"
+    assert first(log + "[2026-02-03 09:14:12 TP0] Load weight begin. avail mem=78.20 GB\n").id == "log-ends-early"
+
+
+def test_a_refused_memory_handle_is_harmless_where_sglang_went_on() -> None:
+    handle = "failed to open CUDA IPC handle for peer rank 1\n"
+    assert first(f"sglang: {handle}").verdict == "FAIL"
+    assert first(f"Setup Custom allreduce failed\n{handle}").id == "custom-allreduce-off"
+
+
+def test_peer_to_peer_in_somebodys_words_is_not_sure() -> None:
+    finding = first("sglang hangs at start with --tp 2 unless NCCL_P2P_DISABLE=1 is set\n")
+    assert (finding.family, finding.confidence) == ("nccl-p2p-hang", 0.6)

@@ -186,3 +186,13 @@ def test_a_warning_about_a_tool_does_not_explain_another_death() -> None:
     text = (INCIDENTS / "kernel-not-built-for-gpu--hip.log").read_text()
     begin, rest = text.split("\n", 1)
     assert ids(f"{begin}\n{warning}\n{rest}")[0] == "kernel-not-built-for-gpu"
+
+
+def test_the_shared_memory_that_a_kernel_asked_for_is_named() -> None:
+    log = INCIDENTS / "kernel-unsupported-architecture--dynamic-shared-memory.log"
+    assert "172,032 bytes" in explain(incident_of(log.read_bytes()))[0].cause
+
+
+def test_an_architecture_of_a_model_is_none_of_a_gpu() -> None:
+    findings = explain(incident_of(b"[2026-01-01 00:00:00] ValueError: Unsupported architecture: InternLM2ForCausalLM"))
+    assert "sm120-or-shared-memory-limit" not in {finding.family for finding in findings}

@@ -255,3 +255,61 @@ def test_an_account_is_read_as_it_was_written(total: int, available: int, evicta
 def test_any_text_is_borne(text: str) -> None:
     shortage(f"Tried to allocate {text}")
     slot_account(f"available_size={text} total=1")
+
+
+def test_memory_of_processes_that_torch_does_not_see_is_computed_from_its_figures() -> None:
+    finding = of("gpu-memory-held--not-shown")
+    assert finding.title.startswith("38.00 GB of this GPU")
+    assert finding.confidence > 0.8
+
+
+def test_figures_on_the_next_line_belong_to_the_message() -> None:
+    assert of("gpu-memory-held--wrapped-figures").title.startswith("41.08 GB of this GPU")
+
+
+def test_what_libraries_take_while_serving_is_nobody_elses() -> None:
+    served = first(
+        "[2026-02-03 09:14:02 TP0] Decode batch, #running-req: 2, #token: 51, token usage: 0.01, cuda graph: True\n"
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "
+        "free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
+        "unallocated.\n"
+    )
+    assert served.id == "serving-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("words", "finding_id"),
+    [
+        ("sglang: prefill graph capture OOMs on GPU 1", "capture-out-of-memory"),
+        ("sglang: every GPU OOM'd while loading the model", "weights-out-of-memory"),
+        ("sglang: GPU OOM on a long prompt", "serving-out-of-memory"),
+        ("sglang: draft KV pool OOMs, 3 GiB asked", "kv-pool-allocation-failed"),
+    ],
+)
+def test_peoples_own_words_are_understood_and_never_sure(words: str, finding_id: str) -> None:
+    finding = first(words)
+    assert finding.id == finding_id
+    assert finding.confidence <= 0.6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sglang: choose a smaller batch to avoid OOM on the GPU",
+        "sglang: If you hit GPU OOM issue, please adjust the memory fraction",
+        "sglang: a common cause is the OS OOM killer. Run dmesg, then look at the GPU",
+    ],
+)
+def test_advice_on_lack_of_memory_is_no_lack_of_memory(words: str) -> None:
+    assert first(words).verdict != "FAIL"
+
+
+def test_who_holds_what_is_missing_on_one_gpu_stays_open() -> None:
+    assert of("unbalanced-shared--neighbour").confidence < 0.8
+    assert of("unbalanced-cards--two-sizes").confidence >= 0.8
+
+
+def test_a_negative_size_counts_in_a_pool_only() -> None:
+    error = "RuntimeError: Trying to create tensor with negative dimension -64: [-64, 8]\n"
+    assert of("kv-pool-no-room--negative").family == "kv-pool-no-room"
+    assert first(f"[2026-02-03 09:14:02 TP0] Scheduler hit an exception: {error}").family != "kv-pool-no-room"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from sgdiag.model import Incident, SourceError
 from sgdiag.releases.signs.scan import KEPT_FAULTS, Scan
 from sgdiag.rules.postmortem import explain, registry
-from sgdiag.sources.postmortem import incident_of, read
+from sgdiag.session.postmortem import explain_logs
+from sgdiag.sources.postmortem import incident_of, read, unwrapped
 
 DEAD = b"""[2026-03-01 10:00:00] server_args=ServerArgs(model_path='m', tp_size=2, mem_fraction_static=0.8)
 [2026-03-01 10:00:09 TP0] Load weight begin. avail mem=70.00 GB
@@ -164,6 +165,35 @@ def test_compressed_files_and_other_encodings(tmp_path: Path) -> None:
         ("crlf.log", DEAD.replace(b"\n", b"\r\n")),
     ):
         assert _told(read([_written(tmp_path / name, content)])) == _told(plain), name
+
+
+WRAPPED = b"""RuntimeError: Triton failed to run because it is out of resource: shared
+memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or
+`num_stages` may help.
+a last line
+"""
+
+
+def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:
+    joined = unwrapped(WRAPPED).split(b"\n")
+    assert joined[0].endswith(b"`num_stages` may help.")
+    assert joined[3] == b"a last line"
+    assert len(joined) == len(WRAPPED.split(b"\n"))
+
+
+@given(st.binary(max_size=600))
+def test_joining_loses_nothing(text: bytes) -> None:
+    assert b"".join(unwrapped(text).split()) == b"".join(text.split())
+    assert unwrapped(text).count(b"\n") == text.count(b"\n")
+
+
+def test_a_pasted_text_is_explained_with_its_lines_joined(tmp_path: Path) -> None:
+    _, findings = explain_logs([_written(tmp_path / "paste.log", WRAPPED)])
+    assert findings[0].family == "sm120-or-shared-memory-limit"
+    cut = b"a report: Triton needs more than there is, Required: 147456, Hardware\nlimit: 101376.\n"
+    incident, findings = explain_logs([_written(tmp_path / "paste.log", cut)])
+    assert findings[0].family == "sm120-or-shared-memory-limit"
+    assert incident.lines == 2
 
 
 def _written(path: Path, content: bytes) -> str:

@@ -254,3 +254,12 @@ def test_a_broken_installation_gives_way_where_flashinfer_is_named() -> None:
 def test_what_a_sign_matches_holds_one_of_its_hints(sign: Sign, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(sign.pattern))
     assert any(hint in text for hint in sign.hints)
+
+
+def test_stacks_that_somebody_took_by_hand_prove_little() -> None:
+    finding = of("scheduler-stuck-on-gpu--taken-by-hand")
+    assert finding.family == "scheduler-watchdog-or-health" and finding.confidence <= 0.5
+
+
+def test_the_size_that_the_caches_kernel_does_not_take_is_named() -> None:
+    assert "576 bytes" in of("hicache-kernel-unavailable").title

@@ -239,3 +239,39 @@ def test_sizes_that_a_small_width_divides_by_chance_are_not_sure() -> None:
         "speculative_num_draft_tokens=None", "speculative_num_draft_tokens=4"
     )
     assert all(one.confidence < 0.8 for one in found(speculating))
+
+
+def test_sizes_that_a_kernel_of_sglang_refuses_are_read_like_torchs() -> None:
+    finding = of_file("spec-shapes-differ--own-kernel")
+    assert finding.family == "spec-shape-mismatch" and "multi_layer_eagle_worker_v2.py" in finding.evidence[1].text
+
+
+def test_a_step_that_only_speculation_makes_is_named() -> None:
+    finding = of_file("spec-step-unsupported--fragment")
+    assert "TARGET_VERIFY" in finding.title and finding.confidence >= 0.8
+
+
+def test_a_forward_mode_of_no_speculation_is_not_its_fault() -> None:
+    assert first("[2026-03-01 10:00:00 TP0] ValueError: Invalid forward mode: MIXED").family == ""
+
+
+def test_an_accept_length_of_one_without_arguments_is_not_sure() -> None:
+    finding = first("accept len: 1.00, accept rate: 0.00")
+    assert finding.id == "spec-drafts-never-accepted" and finding.confidence < 0.8
+
+
+@pytest.mark.parametrize("text", ["accept length is only 1.2", '"avg_spec_accept_length": 1.05', "Accept length: 1.02"])
+def test_accept_lengths_in_other_peoples_words(text: str) -> None:
+    finding = first(text)
+    assert finding.family == "spec-acceptance" and finding.confidence < 0.8
+
+
+@pytest.mark.parametrize("text", ["acceptance rate is above 60%", "accept length is 3.1"])
+def test_good_acceptance_is_no_finding(text: str) -> None:
+    findings = found(f"{text}\nKeyError: sglang")
+    assert "spec-acceptance" not in {finding.family for finding in findings}
+
+
+def test_speculation_that_is_said_to_be_slower_is_a_suspicion() -> None:
+    finding = of_file("spec-slower-than-plain--in-words")
+    assert (finding.verdict, finding.family) == ("WARN", "spec-slower-than-plain") and finding.confidence <= 0.5

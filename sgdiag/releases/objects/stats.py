@@ -36,7 +36,7 @@ _NUMBERS: tuple[tuple[str, str, str, Unit], ...] = (
     ("cache_hit_rate", "", "", "ratio"),
     ("decode_sum_seq_lens", "", "", "tokens"),
     ("num_grammar_queue_reqs", "", "", "requests"),
-    ("num_retracted_reqs", "", "rank.retracted_requests", "requests"),
+    ("num_retracted_reqs", "", "", "requests"),
     ("num_paused_reqs", "", "", "requests"),
     ("spec_accept_length", "", "rank.accept_length_tokens", "tokens"),
     ("spec_accept_rate", "", "rank.accept_ratio", "ratio"),
@@ -47,7 +47,8 @@ _NUMBERS: tuple[tuple[str, str, str, Unit], ...] = (
 )
 """Name in SchedulerStats, since which release, field, unit. What other places tell better has no field here: pools,
 batches and shared memory more recently; passes by mode, since nothing ever sets ``is_cuda_graph``; token counts, since
-decoding resets ``cache_hit_rate`` before 0.5.20."""
+decoding resets ``cache_hit_rate`` before 0.5.20; a counter, since the next report but one resets
+``num_retracted_reqs``."""
 
 
 def _number(name: str, since: str, field: str, unit: Unit) -> Row:

@@ -1,6 +1,16 @@
 """The signs of failure, one module for each field."""
 
-from sgdiag.releases.signs import collectives, disaggregation, kernels, memory, processes, serving, speculation, startup
+from sgdiag.releases.signs import (
+    collectives,
+    disaggregation,
+    features,
+    kernels,
+    memory,
+    processes,
+    serving,
+    speculation,
+    startup,
+)
 from sgdiag.releases.signs.sign import Sign
 
 SIGNS: tuple[Sign, ...] = (
@@ -11,6 +21,7 @@ SIGNS: tuple[Sign, ...] = (
     *serving.SIGNS,
     *disaggregation.SIGNS,
     *startup.SIGNS,
+    *features.SIGNS,
     *processes.SIGNS,
 )
 

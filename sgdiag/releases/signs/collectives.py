@@ -18,8 +18,13 @@ _NCCL = (
         r"Init (?:torch distributed|nccl) begin|sglang is using nccl==|\bInit (?:START|COMPLETE)\b|\d coll channels"
         r"|NCCL INFO Using network",
         (
-            *("Init torch distributed begin", "Init nccl begin", "sglang is using nccl=="),
-            *("Init START", "Init COMPLETE", " coll channels", "NCCL INFO Using network"),
+            "Init torch distributed begin",
+            "Init nccl begin",
+            "sglang is using nccl==",
+            " coll channels",
+            "NCCL INFO Using network",
+            "Init START",
+            "Init COMPLETE",
         ),
     ),
     Sign(
@@ -35,24 +40,21 @@ _NCCL = (
     ),
     Sign(
         "nccl-alloc",
-        r"Failed to (?:CUDA|HIP) [a-z]+(?: [a-z]+)? (?P<size_bytes>\d+) bytes",
-        ("Failed to CUDA ", "Failed to HIP "),
+        r"Failed to CUDA [a-z]+(?: [a-z]+)? (?P<size_bytes>\d+) bytes",
+        ("Failed to ",),
     ),
     Sign(
         "nccl-cuda",
-        r"(?:\b(?P<source>\w{1,40}\.(?:cc|h)):\d+ .{0,80}|^)\b(?:Cuda|CUDA|HIP) failure:? ?\d* ?'(?P<error>[^']+)'",
-        ("Cuda failure", "CUDA failure", "HIP failure"),
+        r"(?:\b(?P<source>\w{1,40}\.(?:cc|h)):\d+ .{0,80}|NCCL WARN |^)"
+        r"\b(?:Cuda|CUDA|HIP) failure:? ?\d* ?'(?P<error>[^']+)'",
+        (" failure",),
     ),
     Sign(
         "nccl-error",
-        r"(?P<kind>unhandled (?:system|cuda|hip) error)"
+        r"(?P<kind>unhandled (?:system|cuda|hip|HIP) error)"
         r"|NCCL (?:[Ee]rror|failure)\b.{0,300}?(?P<other>internal error|invalid usage|invalid argument)"
         r"|\bnccl(?P<code>SystemError|UnhandledCudaError|InternalError|InvalidUsage|InvalidArgument): ",
-        (
-            *("unhandled system error", "unhandled cuda error", "unhandled hip error"),
-            *("NCCL error", "NCCL Error", "NCCL failure"),
-            *("ncclSystemError", "ncclUnhandledCudaError", "ncclInternalError", "ncclInvalid"),
-        ),
+        ("NCCL error", "NCCL Error", "ncclInvalid", " failure", "Error: ", "unhandled "),
     ),
     Sign(
         "nvls-bind",
@@ -62,27 +64,65 @@ _NCCL = (
     Sign(
         "nvls-failure",
         r"nvls\.cc:\d+ .*?(?:Cuda|CUDA) failure:? ?\d* ?'(?P<error>[^']+)'",
-        ("nvls.cc:",),
+        (" failure",),
     ),
     Sign(
         "fabric-not-ready",
         r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802\b",
-        ("system not yet initialized", "SystemNotReady", "SYSTEM_NOT_READY", "rror 802"),
+        ("rror 802", "CUDA_ERROR_", "cudaError", "not yet "),
     ),
     Sign(
         "nccl-versions-differ",
-        r"Mismatched NCCL version detected"
+        r"NCCL version mismatch|Mismatched NCCL version detected"
         r"(?: : rank (?P<rank>\d+) version (?P<version>\d+) rank (?P<other_rank>\d+) version (?P<other_version>\d+))?",
-        ("Mismatched NCCL version",),
+        ("ismatch",),
     ),
-    Sign(
-        "nccl-symbol-missing", r"undefined symbol: (?P<symbol>p?nccl\w+)", ("undefined symbol: nccl", "symbol: pnccl")
-    ),
-    Sign("nccl-not-loaded", r"Failed to load NCCL library from (?P<path>\S+)", ("Failed to load NCCL library",)),
+    Sign("nccl-symbol-missing", r"undefined symbol: (?P<symbol>p?nccl\w+)", ("undefined symbol",)),
+    Sign("nccl-not-loaded", r"Failed to load NCCL library from (?P<path>\S+)", ("Failed to ",)),
     Sign(
         "nccl-duplicate-gpu",
         r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<other_rank>\d+) both on CUDA",
         ("Duplicate GPU detected",),
+    ),
+    Sign(
+        # NCCL's own TCP connections between the ranks, in its old and its new words.
+        "nccl-socket",
+        r"NCCL WARN (?:Net : |\w*[Ss]ocket\w*: )?(?:Call to )?[Cc]onnect(?:ing)?(?: to \S+)? "
+        r"(?:failed|returned|timed out)"
+        r".{0,80}?(?P<error>No route to host|Network is unreachable|Connection (?:refused|timed out|reset by peer)|"
+        r"Software caused connection abort|Cannot assign requested address|Permission denied|$)"
+        r"|socketPollConnect:? (?:poll\(\) returned \d+, no POLLOUT|.{0,60}Connect to \S+ returned)"
+        r"|NCCL WARN Call to bind failed|Failed to execute operation Connect from rank \d+, retcode",
+        ("NCCL WARN ", "socketPollConnect", "Failed to "),
+    ),
+    Sign(
+        "nccl-bootstrap-garbled",
+        r"Message truncated : received \d+ bytes instead of \d+",
+        ("Message truncated : received",),
+    ),
+    Sign(
+        "nccl-imex",
+        r"MNNVL .{0,60}is available but not|IMEX channel|imex-channels|\bCheck that the IMEX daemon",
+        ("MNNVL", "IMEX", "imex-channels"),
+    ),
+    Sign(
+        "nccl-ib-event",
+        r"NET/IB ?: .{0,60}(?:Unable to open device|Got async (?:fatal )?event ?: (?P<event>[^\n]{3,60}))",
+        ("Got async ", "nable to "),
+    ),
+    Sign(
+        "shm-full",
+        # What torch and the kernel say when /dev/shm is full, outside of NCCL.
+        r"</torch_\w+>.{0,40}No space left on device|insufficient shared memory \(shm\)"
+        r"|No space left on device: '?/(?:dev/shm/|psm_)",
+        ("</torch_", "insufficient shared memory", "No space left on device: "),
+    ),
+    Sign(
+        # What people write who found it out.
+        "peer-to-peer-told",
+        r"(?i:\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bfix(?:es|ed)\b|\bsolve[sd]?\b).{0,120}\bNCCL_P2P_DISABLE\b"
+        r"|\bNCCL_P2P_DISABLE\b.{0,120}(?i:\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bfix(?:es|ed)\b|\bsolve[sd]?\b)",
+        ("NCCL_P2P_DISABLE",),
     ),
     Sign("nccl-no-interface", r"[Nn]o (?:socket |IP )?interface found", ("interface found",)),
     Sign(
@@ -108,7 +148,7 @@ _TIMEOUTS = (
         r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout"
         r"(?:: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel_in>\d+))?"
         r"(?:, NumelOut=(?P<numel_out>\d+))?(?:, Timeout\(ms\)=(?P<timeout_ms>\d+))?)?",
-        ("Watchdog caught collective",),
+        ("atchdog",),
     ),
     Sign(
         "nccl-timeout-at",
@@ -127,61 +167,60 @@ _TIMEOUTS = (
     ),
     Sign(
         "nccl-work-failed",
-        r"Some NCCL operations have failed or timed out|detected by watchdog at work(?: sequence id)?: (?P<seq>\d+)",
-        ("Some NCCL operations", "detected by watchdog at work"),
+        r"Some NCCL operations have failed or timed out|detected by watchdog at work(?: sequence id)?: (?P<seq>\d+)"
+        r"|NCCL communicator was aborted on rank",
+        ("Some NCCL operations", "communicator was aborted on", "atchdog"),
     ),
-    Sign("nccl-stuck", r"watchdog got stuck for (?P<stuck_s>\d+)", ("watchdog got stuck for",)),
+    Sign("nccl-stuck", r"watchdog got stuck for (?P<stuck_s>\d+)", ("atchdog",)),
     Sign(
         "gloo-timeout",
-        r"Timed out waiting \d+ms for (?:recv|send) operation to complete",
-        ("operation to complete",),
+        r"Timed out waiting \d+ms for (?:recv|send) operation to complete|(?:failed to pass|reached) monitoredBarrier\b"
+        r"|pair\.cc:\d+\] Connection timed out",
+        (" monitoredBarrier", "Timed out ", "pair.cc:"),
     ),
 )
 
 _MEETING = (
     Sign(
         "gloo-mesh",
-        r"connectFullMesh failed(?:.*?remote=\[(?P<remote>[^\]]+)\])?",
-        ("connectFullMesh failed",),
+        r"connectFullMesh failed(?:.*?remote=\[(?P<remote>[^\]]+)\])?|^\w*Error: Connect timeout \[(?P<late>[^\]]+)\]",
+        ("connectFullMesh failed", "Error: "),
     ),
     Sign(
         "gloo-loopback",
         r"[Uu]nable to resolve hostname to a \(local\) address",
-        ("nable to resolve hostname",),
+        ("nable to ",),
     ),
     Sign(
         "gloo-no-interface",
         r"Unable to find (?:address|interface) for:? ?(?P<interface>\S+)",
-        ("Unable to find address for", "Unable to find interface for"),
+        ("nable to ",),
     ),
     Sign(
         "rendezvous-incomplete",
         r"Timed out after (?P<waited_s>\d+) seconds waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) clients",
-        ("seconds waiting for clients",),
+        ("Timed out ",),
     ),
     Sign(
         "rendezvous-unreachable",
         r"client socket has (?:timed out after \S+ while trying to connect to"
         r"|failed to connect to any network address of) "
         r"\(?(?P<address>[^)\s,]+, ?\d+|[^)\s]+)",
-        ("client socket has timed out", "to any network address of"),
+        (" socket has ",),
     ),
     Sign(
         "store-timeout",
         r"wait timeout after \d+ms, keys: |waitForInput: socket .* timed out after"
         r"|Timed out initializing process group in store based barrier|DistStoreError: Socket Timeout",
-        ("wait timeout after", "waitForInput: socket", "store based barrier", "DistStoreError"),
+        ("wait timeout after", "waitForInput: socket", "Error: ", "Timed out "),
     ),
     Sign(
         "peer-lost",
         r"pair\.cc:\d+\] (?:Connection (?:closed|reset) by peer|Read error|Broken pipe)"
         r"|socketProgress: Connection closed by remote peer|remote process exited or there was a network error"
         r"|ncclRemoteError: |(?:recvValue\w*|recvVector|recvBytes|sendBytes) failed on SocketImpl"
-        r"|Failed to check the .should dump. flag",
-        (
-            *("pair.cc:", "Connection closed by remote peer", "remote process exited"),
-            *("ncclRemoteError", "failed on SocketImpl", "Failed to check the "),
-        ),
+        r"|Failed to check the .should dump. flag|DistNetworkError: (?:failed to recv|Connection reset|Broken pipe)",
+        ("pair.cc:", "Connection closed by remote peer", "failed on SocketImpl", "Error: ", "Failed to ", "xited"),
     ),
 )
 
@@ -192,27 +231,41 @@ _CUSTOM_ALLREDUCE = (
         ("custom_all_reduce",),
     ),
     Sign(
+        # The place alone, with the error on another line or left out.
+        "custom-allreduce-source",
+        r"custom_all_reduce\w*\.(?:cuh|cu|hip|h):\d+",
+        ("custom_all_reduce",),
+    ),
+    Sign(
         "custom-allreduce-frame",
         r'(?:custom_all_reduce(?:_v2)?|sgl_kernel/allreduce)\.py", line \d+(?:, in (?P<raised>\w+)| in (?P<fatal>\w+))'
         r"|\b(?P<dumped>\w{1,80}) \(\S*custom_all_reduce(?:_v2)?\.py:\d+\)|\bca_comm\.custom_all_reduce\(",
-        ("custom_all_reduce", "sgl_kernel/allreduce.py"),
+        ("custom_all_reduce", '", line '),
     ),
     Sign(
         "custom-allreduce-refused",
         r"(?P<why>Rank data buffer is overflowed by \d+|buffer address \d+ is not registered|failed to get pointer attr"
         r"|custom allreduce (?:only supports num gpus|currently requires input length))",
-        ("Rank data buffer", "is not registered!", "failed to get pointer attr", "custom allreduce "),
+        ("Rank data buffer", "failed to get pointer attr", "is not registered", "ustom allreduce "),
     ),
-    Sign("peer-access-unsupported", r"peer access is not supported between these two devices", ("peer access is not",)),
+    Sign("peer-access-unsupported", r"peer access is not supported between these two devices", ("ot supported",)),
     Sign(
         "custom-allreduce-off",
-        r"Custom ?[Aa]ll ?[Rr]educe\w* is disabled (?P<why>(?:because|due to) .{4,160}?)(?:\.(?: |$)|$)",
-        ("is disabled because", "is disabled due to"),
+        r"Custom ?(?:quick )?[Aa]ll ?[Rr]educe\w* is disabled (?P<why>(?:because|due to) .{4,160}?)(?:\.(?: |$)|$)",
+        ("is disabled ",),
     ),
     Sign(
         "custom-allreduce-setup-failed",
-        r"Setup Custom allreduce failed with (?P<why>.+?)(?:\. To silence|$)",
-        ("Setup Custom allreduce failed",),
+        r"(?:Setup Custom allreduce failed(?: with)?|Failed to initialize QuickAllReduce:|"
+        r"Setup FlashInfer PCIe-IPC allreduce failed with|PCIe-IPC workspace .{0,40}failed:)"
+        r"[ .:]*(?P<why>.*?)(?:\. To silence|; reductions stay|$)",
+        ("Failed to ", "IPC", "ustom allreduce "),
+    ),
+    Sign(
+        "memory-handle-refused",
+        r"\b(?:cuda|hip)Ipc(?:Open|Get)MemHandle\b.{0,80}(?i:error|failed|invalid)"
+        r"|(?i:failed to open) (?:CUDA|HIP) IPC",
+        ("IpcOpenMemHandle", "IpcGetMemHandle", "IPC"),
     ),
     Sign("graph-addresses", r"Registering (?P<count>\d+) cuda graph addresses", ("cuda graph addresses",)),
 )
@@ -227,18 +280,18 @@ _FUSION = (
         _FUSION_FILES + r'\.py", line \d+,? in \w'
         r"|\w \(\S*" + _FUSION_FILES + r"\.py:\d+\)|\bcreate_allreduce_fusion_workspace\b"
         r"|\btrtllm_create_ipc_workspace_for_all_reduce_fusion\b",
-        ("flashinfer_comm_fusion", "flashinfer/comm/", "reduce_fusion_workspace", "workspace_for_all_reduce_fusion"),
+        (".py", "reduce_fusion"),
     ),
     Sign(
         "symmetric-rendezvous",
         r"\brendezvous \(\S*_symmetric_memory|_symmetric_memory\S*\", line \d+,? in rendezvous"
         r"|SymmetricMemory\.rendezvous",
-        ("_symmetric_memory", "SymmetricMemory.rendezvous"),
+        ("rendezvous",),
     ),
     Sign(
         "multicast-unsupported",
         r"\[\w+DeviceMemory\] Device does not support \w",
-        ("DeviceMemory] Device does not support",),
+        ("does not support",),
     ),
     Sign(
         "fusion-refused",
@@ -250,14 +303,22 @@ _FUSION = (
         "fusion-off",
         r"Failed to initialize FlashInfer workspace(?: \(backend=\w+\))?: (?P<why>.+?)(?:\. Disabling|$)"
         r"|FlashInfer workspace preflight(?::\S* cuMemCreate)? probe failed"
+        r"|Disabling flashinfer allreduce fusion permanently|FlashInfer allreduce fusion disabled globally"
+        r"|flashinfer\.comm (?:unified )?allreduce_fusion API is not available"
         r"|FlashInfer AllReduce fusion disabled: (?P<disabled>.{4,160})",
-        ("FlashInfer workspace", "FlashInfer AllReduce fusion disabled"),
+        (
+            "Disabling flashinfer allreduce",
+            "FlashInfer AllReduce ",
+            "FlashInfer allreduce fusion ",
+            "reduce_fusion",
+            "FlashInfer workspace",
+        ),
     ),
     Sign(
         "fusion-on",
         r"Auto-enabling FlashInfer AllReduce Fusion|FlashInfer AllReduce Fusion enabled and workspace initialized"
         r"|FlashInfer workspace initialized for rank",
-        ("FlashInfer AllReduce Fusion", "FlashInfer workspace initialized"),
+        ("FlashInfer AllReduce ", "FlashInfer workspace"),
     ),
 )
 

@@ -8,12 +8,7 @@ _TRANSFER = (
     Sign(
         "kv-transfer",
         r"(?:Prefill|Decode) (?:transfer|bootstrap|handshake) failed for request|KVTransferError",
-        (
-            "transfer failed for request",
-            "bootstrap failed for request",
-            "handshake failed for request",
-            "KVTransferError",
-        ),
+        ("KVTransferError", "failed for request"),
     ),
     Sign(
         "kv-aborted",
@@ -26,18 +21,12 @@ _TRANSFER = (
         r"timed out after [\d.]+s\s*in KVPoll\.|Request \S+ waiting_timeout"
         r"|Timed out waiting for prefill completion|Some requests timed out when bootstrapping"
         r"|fail to receive KV Cache transfer done signal",
-        (
-            "in KVPoll.",
-            "waiting_timeout",
-            "Timed out waiting for prefill",
-            "Some requests timed out",
-            "transfer done signal",
-        ),
+        ("waiting_timeout", "Some requests timed out", "transfer done signal", "KVPoll", "Timed out "),
     ),
     Sign(
         "kv-chunk-not-sent",
         r"Failed to send (?:kv chunk|state components) of|Transfer thread failed because of",
-        ("Failed to send kv", "Failed to send state", "Transfer thread failed"),
+        ("Transfer thread failed", "Failed to "),
     ),
     Sign(
         "kv-peer-lost",
@@ -47,29 +36,31 @@ _TRANSFER = (
         (
             "Decode instance could be dead",
             "connection with prefill",
-            "Failed to get kvcache",
             "is healthy before",
-            "due to node failure",
             "due to prefill down",
+            " failure",
+            "Failed to ",
         ),
     ),
     Sign(
         "kv-bootstrap",
-        r"Could not fetch (?:bootstrap info|prefill (?:parallel|server) info)"
+        r"Could not fetch (?:bootstrap|prefill parallel) info"
         r"|failed to (?:register|connect) to bootstrap server|Failed to get prefill (?:parallel|server) info"
-        r"|Error fetching prefill (?:parallel |server )?info from bootstrap|Prefill register attempt \d+/\d+ failed",
+        r"|Error fetching prefill (?:parallel |server )?info from bootstrap|Prefill register attempt \d+/\d+ failed"
+        r"|bootstrap_thread died",
         (
             "Could not fetch",
-            "to bootstrap server",
-            "Failed to get prefill",
             "Error fetching prefill",
             "Prefill register attempt",
+            "bootstrap_thread died",
+            "Failed to ",
+            "ootstrap server",
         ),
     ),
     Sign(
         "kv-corrupt",
         r"Metadata corruption detected|KV checksum mismatch",
-        ("Metadata corruption", "KV checksum mismatch"),
+        ("Metadata corruption", "ismatch"),
     ),
     Sign(
         "kv-mismatch",
@@ -79,16 +70,16 @@ _TRANSFER = (
         r"|Slice size exceeds destination|Mamba state \S.*differs? between prefill"
         r"|Layer metadata (?:length|must)|follow_bootstrap_room conflict",
         (
-            " mismatch: ",
-            "does NOT support",
-            "heterogeneous TP not",
             "PD peers",
             "prefill pp configuration",
             "target token slot size",
             "Slice size exceeds",
             "between prefill",
             "Layer metadata",
-            "follow_bootstrap_room conflict",
+            "bootstrap_room",
+            "isaggregat",
+            "ismatch",
+            "ot supported",
         ),
     ),
 )
@@ -96,9 +87,9 @@ _TRANSFER = (
 _TRANSPORT = (
     Sign(
         "kv-memory-not-registered",
-        r"Failed to register memory(?: \S+ .*\[(?P<errno>\d+)\])?"
+        r"Fail(?:ed)? to register memory(?: \S+ .*\[(?P<errno>\d+)\])?"
         r"|[Mm]ooncake memory registration failed|NIXL memory registration failed|Mooncake's batch register",
-        ("Failed to register memory", "memory registration failed", "batch register"),
+        (" to register memory", "NIXL", "ooncake"),
     ),
     Sign(
         "rdma-failed",
@@ -109,16 +100,15 @@ _TRANSPORT = (
             "retry counter exceeded",
             "remote access error",
             "Work completion error",
-            "Failed to modify QP",
             "Process failed for slice",
-            "Failed to create QP",
             "Cannot make connection",
+            "Failed to ",
         ),
     ),
     Sign(
         "kv-over-tcp",
         r"tcp_transport\.cpp:\d+\].*(?:[Ee]rror|[Ee]xception|[Ff]ailed)",
-        ("tcp_transport.cpp",),
+        (".cpp",),
     ),
     Sign(
         "rdma-no-device",
@@ -129,27 +119,21 @@ _TRANSPORT = (
         "nixl-failed",
         r"nixlBackendError|NIXL_ERR_[A-Z]|NIXL KV(?:Sender|Receiver) Exception|NIXL transfer encountered ERR"
         r"|NIXL backend '\w+' not found|KVSender failed to (?:create|post)|KVSender transfer encountered",
-        (
-            "nixlBackendError",
-            "NIXL_ERR_",
-            "NIXL KV",
-            "NIXL transfer enc",
-            "NIXL backend '",
-            "KVSender failed",
-            "KVSender transfer",
-        ),
+        ("nixlBackendError", "KVSender ", "NIXL"),
     ),
     Sign(
         "ucx-failed",
-        r"\bUCX  ?ERROR|Unexpected UCX error|UCX endpoint create failed|libuc[pt][-\w.]*\.so",
-        ("UCX  ERROR", "UCX ERROR", "UCX error", "UCX endpoint", "libucp", "libuct"),
+        r"\bUCX  ?ERROR|Unexpected UCX error|UCX endpoint create failed|libuc[pt][-\w.]{0,60}\.so",
+        ("libucp", "libuct", "UCX "),
     ),
     Sign("crash-signal", r"Caught signal \d+ \(", ("Caught signal",)),
     Sign(
         "transfer-engine-failed",
         r"Mooncake Transfer Engine initialization failed|Failed to open segment|Failed to get segment descriptor"
-        r"|SocketHandShakePlugin.*(?:refused|failed|timed out)",
-        ("Transfer Engine init", "Failed to open segment", "SocketHandShakePlugin", "segment descriptor"),
+        r"|SocketHandShakePlugin.*(?:refused|failed|timed out)"
+        r"|^[EF]\d{4} .{1,40}\b(?:rdma_\w+|worker_pool|endpoint_store|multi_transport|nvlink_transport"
+        r"|transfer_(?:engine|metadata|task)\w*)\.cpp:\d+\]",
+        ("SocketHandShakePlugin", ".cpp", "Failed to ", "ooncake"),
     ),
 )
 
@@ -157,17 +141,9 @@ _ROUTER = (
     Sign(
         "router-no-workers",
         r"No available (?P<role>prefill|decode) workers"
-        r"|Failed to select (?:PD pair|worker pair|(?P<pick>prefill|decode) worker)"
+        r"|Failed to select (?:PD pair|(?P<pick>prefill|decode) worker)"
         r"|No (?:healthy )?(?P<kind>prefill|decode) (?:workers|servers) (?:are )?available",
-        (
-            "No available prefill",
-            "No available decode",
-            "Failed to select",
-            "prefill workers",
-            "decode workers",
-            "prefill servers",
-            "decode servers",
-        ),
+        ("prefill workers", "decode workers", "prefill servers", "decode servers", "Failed to "),
     ),
 )
 

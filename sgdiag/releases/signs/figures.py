@@ -12,27 +12,39 @@ _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _SIZE = r"(\d[\d.]*) (bytes|[KMGT]iB)"
 
 # Up to torch 2.1 the figures stood in brackets; "capacty" is torch's own slip of the pen.
-_ASKED = re.compile(rf"(?:Tried to allocate|while allocating) {_SIZE}")
-_CAPACITY = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity")
-_FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} free;")
+_ASKED = re.compile(rf"(?:Tried to allocate|while allocating|\bwanted) {_SIZE}")
+_CAPACITY = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total\b|free of {_SIZE}")
+_FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} free\b")
 _OWN = re.compile(rf"this process has {_SIZE} memory in use")
-_ALLOCATED = re.compile(rf"[Oo]f the allocated memory {_SIZE}|{_SIZE} already allocated")
+_ALLOCATED = re.compile(rf"[Oo]f the allocated memory {_SIZE}|{_SIZE} (?:already )?allocated")
+_RESERVED = re.compile(rf"{_SIZE} reserved in total")
+_UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _PROCESS = re.compile(rf"\bProcess (\d+) has {_SIZE} memory in use")
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True):
-    """What torch says when an allocation fails; None for what it leaves out. ``others`` are other processes on the
-    device, by pid."""
+    """What torch says when an allocation fails; None for what it leaves out. ``own_bytes`` is all of this process,
+    ``pooled_bytes`` what torch's allocator holds of it; ``others`` are other processes on the device, by pid."""
 
     asked_bytes: int | None = None
     capacity_bytes: int | None = None
     free_bytes: int | None = None
     own_bytes: int | None = None
+    pooled_bytes: int | None = None
     others: tuple[tuple[int, int], ...] = ()
 
     @property
     def others_bytes(self) -> int:
         return sum(size for _, size in self.others)
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """What is neither free nor this process's, whoever holds it; where torch does not say what this process has
+        in all, its CUDA context and libraries (NCCL) are in it."""
+        mine = self.own_bytes if self.own_bytes is not None else self.pooled_bytes
+        if self.capacity_bytes is None or self.free_bytes is None or mine is None:
+            return None
+        return max(0, self.capacity_bytes - self.free_bytes - mine)
 
 
 def shortage(text: str) -> Shortage:
@@ -57,8 +69,16 @@ def shortage(text: str) -> Shortage:
         capacity_bytes=_bytes(_CAPACITY, text),
         free_bytes=_bytes(_FREE, text),
         own_bytes=own,
+        pooled_bytes=_pooled(text, allocated),
         others=listed,
     )
+
+
+def _pooled(text: str, allocated: int | None) -> int | None:
+    reserved = _bytes(_RESERVED, text)
+    if reserved is not None or allocated is None:
+        return reserved
+    return allocated + (_bytes(_UNUSED, text) or 0)
 
 
 def _bytes(pattern: re.Pattern[str], text: str) -> int | None:

@@ -24,11 +24,17 @@ _LIMITS = (
         r"Hardware limit(?:ation)?: ?(?P<limit_bytes>\d+)",
         ("Hardware limit",),
     ),
-    Sign("triton-moe-kernel", r"\binvoke_fused_moe\w*|\bfused_moe_kernel", ("invoke_fused_moe", "fused_moe_kernel")),
+    # Where the figures are cut off, or somebody names the exception only.
+    Sign(
+        "shared-memory-short",
+        r"\bOutOfResources\b|out of resource: shared mem",
+        ("OutOfResources", "out of resource: shared mem"),
+    ),
+    Sign("triton-moe-kernel", r"\binvoke_fused_moe\w*|\bfused_moe_kernel", ("fused_moe",)),
     Sign(
         "triton-attention-kernel",
         r"(?:extend|decode|prefill)_attention\.py|triton_backend\.py|_attention_fwd\b",
-        ("_attention.py", "triton_backend.py", "_attention_fwd"),
+        ("_attention_fwd", ".py"),
     ),
 )
 
@@ -38,20 +44,12 @@ _ARCHITECTURE = (
         r"no kernel image is available|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"
         r"|hipErrorNoBinaryForGpu|(?:CUDA|HIP) error: invalid device function|(?:cuda|hip)ErrorInvalidDeviceFunction"
         r"|device kernel image is invalid",
-        (
-            "no kernel image",
-            "NoKernelImageForDevice",
-            "NO_BINARY_FOR_GPU",
-            "NoBinaryForGpu",
-            "invalid device function",
-            "InvalidDeviceFunction",
-            "device kernel image is invalid",
-        ),
+        ("CUDA_ERROR_", "cudaError", "hipError", "kernel image is ", "invalid device "),
     ),
     Sign(
         "ptx-too-new",
         r"PTX was compiled with an unsupported toolchain|cudaErrorUnsupportedPtxVersion",
-        ("PTX was compiled", "UnsupportedPtxVersion"),
+        ("nsupported",),
     ),
     Sign(
         "kernel-library-unloadable",
@@ -65,7 +63,14 @@ _ARCHITECTURE = (
     ),
     Sign(
         "unsupported-architecture",
-        r"\bUnsupported architecture\b|\bArch unsupported for\b|Assertion error \(.{1,300}\): Unknown recipe"
+        r"\bUnsupported architecture\b(?!:? ?['\"\[]{0,2}\w*(?:For|Model|LM))|\bArch unsupported for\b"
+        r"|Assertion error \(.{1,300}\): Unknown (?:recipe|SF transformation)"
+        r"|Failed to set the allowed dynamic shared memory size to (?P<asked_bytes>\d+)"
+        r"|uses too much shared data|LLVM ERROR: Cannot select: intrinsic %llvm\.(?:nvvm|amdgcn)"
+        r"|type fp8\w+ not supported in this architecture"
+        r"|\b[Ss][Mm][ _]?\d{2,3}\b (?:kernel )?(?:(?:is|are) )?not (?:yet )?(?:supported|available)"
+        r"|\b[Oo]nly SM ?_?\d{2,3}\b.{0,40} supported|\bkernels? requires? SM ?_?\d{2,3}"
+        r"|not implemented for current compute capability"
         r"|No implemented (?P<operation>\w+) for current compute capability(?:: *(?P<architecture>\d+))?"
         r"|No supported CUDA architectures found for major versions (?P<majors>\[[^\]]*\])"
         r"|[Uu]nsupported (?:GPU )?(?:SM|compute capability)\b"
@@ -73,16 +78,20 @@ _ARCHITECTURE = (
         r"|kernel requires [\d.x]+ architecture\. Current device has SM (?P<device>\d+)"
         r"|requires GPUs with sm\d+",
         (
-            "nsupported architecture",
-            "Arch unsupported",
-            "Unknown recipe",
-            "for current compute capability",
+            "too much shared data",
+            "Cannot select: intrinsic",
+            "nly SM",
+            "kernel require",
+            "kernels require",
             "No supported CUDA architectures",
-            "nsupported SM",
-            "nsupported GPU",
-            "nsupported compute capability",
-            "Current device has SM",
             "requires GPUs with sm",
+            "Assertion ",
+            "Failed to ",
+            "not yet ",
+            "nsupported",
+            "ot available",
+            "ot supported",
+            "for current compute capability",
         ),
     ),
     Sign("trtllm-gen-kernel", r"TllmGen\w+|trtllm[-_]gen", ("TllmGen", "trtllm-gen", "trtllm_gen")),
@@ -91,13 +100,13 @@ _ARCHITECTURE = (
         rf"^(?:[\w.]*(?:Error|Exception): .{{0,200}}|.{{0,120}}\b[Bb]ackend (?:is )?)"
         r"\b(?:only (?:be )?(?:supported|available|works?|supports?|runs?)|not supported on|supported only|requires?)"
         rf"\b.{{0,80}}\b{_TARGET}",
-        ("only ", "not supported on ", "require"),
+        ("Error: ", "Exception: ", "ackend "),
     ),
     Sign(
         "assembler-too-old",
         r"Value '(?P<architecture>sm_\w+)' is not defined for option 'gpu-name'"
         r"|not supported on \.target '(?P<target>sm_\w+)'",
-        ("is not defined for option 'gpu-name'", "not supported on .target"),
+        ("is not defined for option 'gpu-name'", "ot supported"),
     ),
     Sign(
         "cutlass-refused",
@@ -108,60 +117,54 @@ _ARCHITECTURE = (
 )
 
 _BUILDS = (
-    Sign("jit-loading", r"Loading JIT ops: (?P<operation>\S+)", ("Loading JIT ops",)),
-    Sign("jit-loaded", r"Finished loading JIT ops: (?P<operation>\S+)", ("Finished loading JIT ops",)),
+    Sign("jit-loading", r"Loading JIT ops: (?P<operation>\S+)", ("oading JIT ops",)),
+    Sign("jit-loaded", r"Finished loading JIT ops: (?P<operation>\S+)", ("oading JIT ops",)),
     Sign(
         "jit-build-stopped",
         r"Command '\['ninja'|Ninja build failed|ninja exited with status|ninja: build stopped"
         r"|Error building extension '(?P<operation>[^']+)'|^FAILED: (?:\[code=-?\d+\] )?\S+\.(?:o|so)\b"
-        r"|NVCC compilation failed|nvcc\S* .{0,4000}returned non-zero exit status",
+        r"|NVCC compilation failed|nvcc\S* .{0,4000}returned non-zero exit status"
+        r"|\b\d{1,6} errors? detected in the compilation of",
         (
-            "'ninja'",
-            "Ninja build failed",
-            "ninja exited",
-            "build stopped",
             "Error building extension",
             "FAILED: ",
             "NVCC compilation failed",
-            "non-zero exit status",
+            "detected in the compilation of",
+            "Ninja",
+            "ninja",
+            "nvcc",
         ),
     ),
     Sign(
         "jit-tool-missing",
         r"No such file or directory: b?'(?P<tool>[^']{0,200}(?:ninja|nvcc|ptxas|cicc|g\+\+|gcc|c\+\+))'"
-        r"|(?P<command>\S{0,200}(?:nvcc|ninja|g\+\+|ptxas|cicc)): (?:command )?not found"
+        r"|(?<!\S)(?P<command>\S{0,200}(?:nvcc|ninja|g\+\+|ptxas|cicc))(?:: command|:) not found"
         r"|Could not find (?P<compiler>nvcc)|(?P<builder>Ninja) is required to load C\+\+ extensions"
         r"|(?P<home>CUDA_HOME) environment variable is not set|(?P<absent>nvcc) not found and PyTorch",
-        (
-            "No such file or directory: ",
-            "not found",
-            "Could not find nvcc",
-            "Ninja is required",
-            "CUDA_HOME environment",
-        ),
+        ("No such file or directory: ", "not found", "CUDA_HOME environment", "Ninja", "nvcc"),
     ),
     Sign(
         "jit-header-missing",
         r"fatal error: '?(?P<header>[\w./+-]+\.(?:h|hpp|hh|cuh|inc))'?(?:: No such file or directory| file not found)"
         r"|cannot open source file \"(?P<source>[^\"]+)\"",
-        ("fatal error: ", "cannot open source file"),
+        ("cannot open source file", "error: "),
     ),
     Sign(
         "jit-architecture-unknown",
         r"[Uu]nsupported gpu architecture '(?P<architecture>[^']+)'",
-        ("nsupported gpu architecture",),
+        ("nsupported",),
     ),
     Sign(
         "jit-compiler-refused",
         r"unsupported (?P<compiler>GNU|clang) version|nvcc fatal\s*: (?P<complaint>(?!Unsupported gpu).{1,120})",
-        ("unsupported GNU version", "unsupported clang version", "nvcc fatal"),
+        ("nsupported", "nvcc"),
     ),
     Sign(
         "jit-compiler-killed",
         r"Killed signal terminated program (?P<program>\w+)"
         r"|nvcc error\s*: '(?P<tool>\w+)' died due to signal (?P<signal>\d+)"
         r"|(?P<part>cicc|ptxas|cc1plus).{0,20}\bKilled\b",
-        ("Killed signal terminated", "died due to signal", "Killed"),
+        ("Killed", "nvcc"),
     ),
     Sign(
         "jit-not-linked",
@@ -170,35 +173,33 @@ _BUILDS = (
         r"(?P<defect>undefined symbol|cannot open shared object|file too short|invalid ELF|failed to map)",
         ("cannot find -l", ".so: "),
     ),
-    Sign("symbol-missing", r"undefined symbol: (?P<symbol>\w+)", ("undefined symbol: ",)),
-    Sign("jit-forbidden", r"JIT compilation is disabled via (?P<variable>\w+)", ("JIT compilation is disabled via",)),
+    Sign("symbol-missing", r"undefined symbol: (?P<symbol>\w+)", ("undefined symbol",)),
+    Sign(
+        "jit-source-refused",
+        r"\.(?:cuh?|h|hpp|cpp|inc)[:(]\d{1,6}\)?(?::\d{1,6})?: error: (?P<complaint>.{1,120})"
+        r"|\berror: (?P<other>(?:identifier|namespace|class|name|no instance of|parameter packs) .{1,120})",
+        ("error: ",),
+    ),
+    Sign(
+        "jit-cache-unusable",
+        r"(?:\[Errno (?:13|28|30)\] [A-Z][\w -]{1,40}: '|lock '?|lock file '?)(?P<path>[^']{0,200}(?:flashinfer|"
+        r"torch_extensions|tvm[-_]ffi|deep_gemm|\.triton|torchinductor)[^']{0,200})'?",
+        ("lock ", "[Errno "),
+    ),
+    Sign("jit-forbidden", r"JIT compilation is disabled via (?P<variable>\w+)", ("is disabled ",)),
     Sign(
         "jit-frame",
-        r"flashinfer/jit|flashinfer\.jit|cpp_ext\.py|cpp_extension\.py|tvm_ffi|build_and_load|jit_kernel|kernels/jit"
-        r"|deep_gemm/.{0,80}jit",
-        (
-            "flashinfer/jit",
-            "flashinfer.jit",
-            "cpp_ext",
-            "tvm_ffi",
-            "build_and_load",
-            "jit_kernel",
-            "kernels/jit",
-            "deep_gemm/",
-        ),
+        r"(?:flashinfer/jit|cpp_ext|jit_kernel|kernels/jit|deep_gemm/.{0,80}jit)[^\"\s]{0,120}\.py\b|\bflashinfer\.jit\b"
+        r"|tvm_ffi|build_and_load",
+        ("flashinfer.jit", "tvm_ffi", "build_and_load", ".py"),
     ),
-    Sign("cubin-fetch", r"Fetching cubin|Failed loading \S+\.cubin|Acquired lock for \S+\.cubin", ("cubin ", ".cubin")),
+    Sign("cubin-fetch", r"Fetching cubin|Failed loading \S+\.cubin|Acquired lock for \S+\.cubin", ("cubin",)),
     Sign(
         "cubin-failed",
         r"Failed to (?:get|fetch|load|download) cubins?\b|Max retries reached.{0,200}\b(?:Download|Fetch) failed"
         r"|sha256 mismatch .{0,200}cubin|[Cc]ubins?: checksum mismatch|Failed to acquire lock for \S+\.cubin"
         r"|Downloading \S*(?:cubin|flashinfer|inferencelibrary)\S*: attempt \d+ failed|inconsistent cached artifacts",
-        (
-            "cubin",
-            "Max retries reached",
-            "inconsistent cached artifacts",
-            ": attempt ",
-        ),
+        ("cubin", "Max retries reached", "inconsistent cached artifacts", ": attempt ", "ismatch"),
     ),
     Sign(
         "flashinfer-version",
@@ -215,38 +216,43 @@ _BUILDS = (
 _FAULTS = (
     Sign(
         "illegal-access",
-        r"(?P<access>illegal memory access)|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS|hipErrorIllegalAddress"
+        r"(?P<access>illegal memory access)|Invalid __global__ (?:read|write|atomic)|Warp Illegal Address"
+        r"|\bcode=700\b|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS|hipErrorIllegalAddress"
         r"|Memory access fault by GPU node|Failed to encode tensor map: 700"
         r"|Failed to initialize the TMA descriptor 700",
         (
-            "illegal memory access",
-            "IllegalAddress",
-            "ILLEGAL_ADDRESS",
+            "Invalid __global__",
+            "Warp Illegal Address",
+            "code=700",
             "Memory access fault by GPU",
-            "tensor map: 700",
-            "TMA descriptor 700",
+            "CUDA_ERROR_",
+            "Failed to ",
+            "cudaError",
+            "hipError",
+            "illegal ",
         ),
     ),
     Sign(
         "misaligned-access",
         r"CUDA error: misaligned address|cudaErrorMisalignedAddress|CUDA_ERROR_MISALIGNED_ADDRESS",
-        ("misaligned address", "MisalignedAddress", "MISALIGNED_ADDRESS"),
+        ("CUDA_ERROR_", "cudaError", "error: "),
     ),
     Sign(
         "launch-failure",
-        r"(?:CUDA|HIP) error: unspecified launch failure|cudaErrorLaunchFailure|CUDA_ERROR_LAUNCH_FAILED",
-        ("unspecified launch failure", "ErrorLaunchFailure", "LAUNCH_FAILED"),
+        r"\bunspecified launch failure|cudaErrorLaunchFailure|CUDA_ERROR_LAUNCH_FAILED",
+        (" failure", "CUDA_ERROR_", "cudaError"),
     ),
     Sign(
         "illegal-instruction",
         r"an illegal instruction was encountered|cudaErrorIllegalInstruction|CUDA_ERROR_ILLEGAL_INSTRUCTION",
-        ("an illegal instruction", "IllegalInstruction", "ILLEGAL_INSTRUCTION"),
+        ("CUDA_ERROR_", "cudaError", "illegal "),
     ),
     Sign(
         "device-assert",
-        r"(?P<kernel>[\w./]{1,200}\.cuh?):(?P<line>\d+): .{0,300}Assertion [`'](?P<condition>.{1,200}?)[`'] failed"
+        r"(?<![\w./])(?P<kernel>[\w./]{1,200}\.cuh?):(?P<line>\d+): .{0,300}"
+        r"Assertion [`'](?P<condition>.{1,200}?)[`'] failed"
         r"|device-side assert triggered|(?:cuda|hip)ErrorAssert\b",
-        ("` failed", "' failed", "device-side assert", "ErrorAssert"),
+        ("device-side assert", "Assertion ", "cudaError", "hipError"),
     ),
 )
 

@@ -11,7 +11,7 @@ _POOL = (
     Sign(
         "no-pool-memory",
         # The old text says no more than this, later ones give the fraction in two spellings.
-        r"Not enought? memory\. Please try to increase --mem-fraction-static"
+        r"Not enought? memory\. Please try (?:to increase|increasing) --mem-fraction-static"
         rf"(?:.*?mem_fraction_static=(?P<fraction>{_GB}))?",
         ("--mem-fraction-static",),
     ),
@@ -21,7 +21,12 @@ _POOL = (
         rf"(?:.*?--mem-fraction-static=(?P<fraction>{_GB}))?"
         rf"(?:.*?Raise --mem-fraction-static above (?P<suggested>{_GB}))?"
         rf"(?:.*?available/pre = (?P<minimum>{_GB}))?",
-        ("leave no GPU memory",),
+        ("GPU memory",),
+    ),
+    Sign(
+        "prompt-too-long",
+        r"Input length \((?P<length>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)",
+        ("exceeds the maximum allowed length",),
     ),
     Sign(
         "sliding-pool-no-room",
@@ -30,14 +35,21 @@ _POOL = (
         ("SWA pool cap",),
     ),
     Sign(
+        # A pool sized by less than nothing, where no check came before the allocation.
+        "negative-pool",
+        r"tensor with negative dimension -\d+|\bmax_total_num_tokens?=(?:-\d+|0\b)|#tokens: -\d+",
+        ("negative dimension", "max_total_num_token", "tokens: "),
+    ),
+    Sign(
         "token-cap-above-profile",
         r"max_total_tokens=(?P<asked>\d+) is larger than the profiled value (?P<profiled>-?\d+)",
-        ("larger than the profiled",),
+        ("total_tokens=",),
     ),
     Sign(
         "state-pool-no-room",
-        r"Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache",
-        ("state cache",),
+        r"Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache"
+        r"|mamba checkpoint pool needs ~?[\d.]+ ?GB but only",
+        ("state cache", "mamba checkpoint pool"),
     ),
     Sign(
         "state-pool-figures",
@@ -49,26 +61,27 @@ _POOL = (
         "state-pool-too-small",
         r"state cache is too small to serve any requests"
         r"(?:.*?max_mamba_cache_size=(?P<slots>-?\d+))?(?:.*?mamba_ratio=(?P<ratio>\d+))?",
-        ("state cache is too small",),
+        ("state cache",),
     ),
     Sign(
         "state-slots-exhausted",
         r"Not enough space for mamba (?:ping pong idx|cache)|\bCan ?not alloc (?:request )?mamba cache",
-        ("Not enough space for mamba", "alloc mamba cache", "alloc request mamba cache"),
+        ("Not enough space for mamba", "mamba cache"),
     ),
     Sign(
         "state-pool-caps-requests",
         r"max_running_requests is capped to (?P<requests>\d+) by the mamba state cache "
         r"\(max_mamba_cache_size=(?P<slots>\d+), (?P<ratio>\d+) state slots per request\)",
-        ("by the mamba state cache",),
+        ("state cache",),
     ),
 )
 
 OUT_OF_MEMORY = (
-    r"(?i:\b(?:CUDA|HIP|XPU|NPU|MUSA|GPU)(?: error)?:? out of memory|\bOutOfMemoryError\b(?!: out of resource)|"
-    r"\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY|\bcudaErrorMemoryAllocation|\bhipErrorOutOfMemory|"
-    r"(?<!hit )\b(?:CUDA|GPU|HIP) OOM\b|Triton Error \[(?:CUDA|HIP)\]: out of memory|"
-    r"CUBLAS_STATUS_ALLOC_FAILED|cu_mem_create.{0,40}result=2|result=2 .{0,80}cu_mem_create)"
+    r"(?:\b(?:CUDA|[Cc]uda|HIP|XPU|NPU|MUSA|GPU)(?: driver)?(?: error)?:? [Oo]ut of [Mm]emory|"
+    r"\bOutOfMemoryError\b(?!: out of resource)|"
+    r"\bCUDA_ERROR_OUT_OF_MEMORY|\bcudaErrorMemoryAllocation|\bhipErrorOutOfMemory|"
+    r"(?<!hit )\b(?:CUDA|GPU|HIP) OOM\b|Triton Error \[(?:CUDA|HIP)\]: (?: ?Code: 2, Mess+age: )?out of memory|"
+    r"CUBLAS_STATUS_ALLOC_FAILED|\bnvshmem_?malloc failed|\bCUresult error:? {1,2}(?:result=)?2\b)"
 )
 """How torch, Triton, cuBLAS, the drivers and people say that device memory ran out."""
 
@@ -77,29 +90,44 @@ _DEVICE = (
         "device-out-of-memory",
         rf"{OUT_OF_MEMORY}(?P<figures>.{{0,1200}})",
         (
-            "out of memory",
-            "out Of memory",
-            "Out of memory",
-            "OutOfMemory",
-            "OUT_OF_MEMORY",
             "OOM",
-            "ALLOC_FAILED",
-            "cudaErrorMemoryAllocation",
-            "cu_mem_create",
+            "nvshmem",
+            "CUDA_ERROR_",
+            "CUresult error",
+            "MemoryError",
+            "_STATUS_",
+            "cudaError",
+            "hipError",
+            "ut of Memory",
+            "ut of memory",
         ),
     ),
     Sign(
+        # What people write in a title or a summary, where no message is quoted.
+        "out-of-memory-told",
+        r"^(?!.*(?i:\b(?:if|avoid|prevent|cause|due to|may|host|kernel|cgroup|RAM|system|kill\w*|OOM-?kill\w*)\b))"
+        r"(?=.*\b(?i:CUDA|GPU|HIP|VRAM|HBM|MiB|GiB|GB|graphs?|captur\w+|weights|prefill|decode)\b)"
+        r".*?\bOOM(?:s|ed|ing|'d)?\b(?P<figures>.{0,200})",
+        ("OOM",),
+    ),
+    Sign(
+        # Figures on a line of their own, where the message was wrapped or retold.
+        "memory-figures",
+        r"\bwanted [\d.]+ [MG]iB with [\d.]+ [MG]iB free\b|^\W*(?:GPU|NPU|XPU)? ?\d+; [\d.]+ GiB total\b",
+        ("iB with ", " GiB total"),
+    ),
+    Sign(
         "capture-failed",
-        r"(?i:(?:Capture (?P<graphs>[\w /-]{0,40}?) ?graph failed|Piecewise CUDA graph failed with error)"
-        r":? ?)(?P<reason>.{0,600})",
-        ("graph failed", "Graph failed"),
+        r"(?:Capture (?P<graphs>[\w /-]{0,40}?) ?(?:[Gg]raph|extend) failed|Piecewise CUDA [Gg]raph failed with error)"
+        r":? ?(?P<reason>.{0,600})",
+        ("extend failed", "raph failed"),
     ),
     Sign(
         "attention-workspace-full",
         # FlashInfer's buffer of fixed size, in its old and its new words.
         r"(?:Failed to allocate memory for|Buffer overflow when allocating memory for) (?P<buffer>\w+) with size "
         r"(?P<bytes>\d+) and alignment",
-        ("allocate memory for ", "allocating memory for "),
+        (" and alignment",),
     ),
     Sign(
         "library-error",
@@ -121,12 +149,25 @@ _DEVICE = (
     Sign(
         "orphan-in-process-list",
         # Parent 1 is init, which takes in what has lost its parent.
-        r"^\s*\S+\s+(?P<pid>\d+)\s+1\s+.{0,80}\bsglang::|\bsglang::.{0,60}\bppid[ =:]+1\b|"
-        r"(?i:\b(?:orphan|zombie)\w*\b.{0,60}\bsglang::\w+|"
-        r"\bsglang::\w+.{0,60}(?:\borphan|\bzombie|<defunct>))",
-        ("sglang::",),
+        r"^\s*\S+\s+(?P<pid>\d+)\s+1\s+.{0,80}\bsgl(?:ang|_diffusion)::|"
+        r"\bsgl(?:ang|_diffusion)::(?i:.{0,80}\bp?pid[ =:]+1\b)|"
+        r"\b(?i:(?:orphan|zombie)\w*|reparented to (?:pid 1|init))\b.{0,80}\bsgl(?:ang|_diffusion)::\w|"
+        r"\bsgl(?:ang|_diffusion)::\w.{0,60}(?:\b(?i:orphan|zombie)|<defunct>)",
+        ("sglang::", "sgl_diffusion::"),
     ),
-    Sign("smi-memory", r"(?P<used_mib>\d{1,6}) ?MiB ?/ ?(?P<total_mib>\d{3,6}) ?MiB", ("MiB /", "MiB/")),
+    Sign(
+        "memory-not-released-told",
+        r"\b(?:GPU|VRAM|device|[Gg]raphics) memory\b.{0,80}?\b(?:(?:not|never) (?:been )?(?:released|freed|reclaimed)|"
+        r"still (?:held|occupied|in use|allocated|resident)|stay(?:s|ed)? (?:at|allocated|occupied|in use)|"
+        r"remain(?:s|ed|ing)? (?:at|allocated|occupied|held|in use))",
+        ("GPU memory", "VRAM memory", "device memory", "raphics memory"),
+    ),
+    Sign(
+        "others-not-loaded",
+        r"could finish the model loading, but there are other ranks that didn't finish",
+        ("could finish the model loading",),
+    ),
+    Sign("smi-memory", r"(?P<used_mib>\d{1,6}) ?MiB / ?(?P<total_mib>\d{3,6}) ?MiB", ("MiB /",)),
     Sign("smi-without-processes", r"No running processes found", ("No running processes",)),
     Sign(
         "process-outlives-kill",
@@ -138,51 +179,63 @@ _DEVICE = (
 _SLOTS = (
     Sign(
         "slot-leak",
-        r"(?:(?P<pool>[\w-]+)(?: cache)?(?: pool)?|pool) (?:memory )?leak detected!|Mem Leak Detected!",
+        r"(?:\b(?P<pool>[\w-]{1,40}?)(?: cache)?(?: pool)?|pool) (?:memory )?leak detected!|Mem Leak Detected!",
         ("leak detected", "Leak Detected"),
     ),
     Sign(
         "slot-figures",
         # One pool's account on a line; the names differ by release and pool, slot_accounts knows them.
-        r"(?P<figures>(?:\[\w[\w-]*\] total=\d+, available=\d+|(?:self\.|total_tokens=\d+ vs self\.)?"
-        r"\w*(?:max_total_num_tokens?|tokens_per_layer)=\d+, \w*available_size=|"
-        r"\w*available_size=\d+, |self\.\w[\w.]*\.(?:available_size|evictable_size)\(\)=|"
-        r"total_tokens=\d+ vs|available_size=\d+).{0,400})",
-        ("available_size", "available=", "total_tokens="),
+        r"(?P<figures>(?:\[\w[\w-]{0,40}\] total=\d+, available=\d+|\btotal_tokens=\d+ vs|"
+        r"(?:\bself\.)?\b\w{0,40}(?:max_total_num_tokens?|tokens_per_layer)=\d+, \w{0,40}available_size=|"
+        r"\bself\.\w[\w.]{0,80}\.(?:available|evictable)_size\(\)=|\b\w{0,40}available_size=\d).{0,400})",
+        ("available_size", "available=", "total_tokens=", "evictable_size"),
     ),
     Sign(
         "slot-freed-twice",
-        r"KV double free: |KV page use-after-free: |\bdouble free\?|KV cache already freed",
-        ("double free", "use-after-free", "already freed"),
+        r"KV double free: |KV page use-after-free: |\bdouble free\?|KV cache already freed|double free: duplicate pages"
+        r"|double-free or never-allocated|corrupt allocator state|page of another owner leaked into class",
+        (
+            *("double free", "use-after-free", "already freed", "double-free or never"),
+            *("corrupt allocator", "page of another owner"),
+        ),
     ),
     Sign(
         "retraction",
         r"(?:Decode out of memory happened|KV cache pool is full\. Retract requests)"
         r"(?:.*?#retracted_reqs: (?P<requests>\d+))?",
-        ("out of memory happened", "Retract requests"),
+        ("Retract requests", "ut of memory"),
     ),
     Sign(
         "retraction-in-vain",
         r"Out of memory even after retracting all other requests|No space left for only one request|"
         r"aborted last request \S+ due to OOM",
-        ("even after retracting", "for only one request", "aborted last request"),
+        ("for only one request", "OOM", "ut of memory"),
     ),
     Sign(
         "token-slots-exhausted",
-        r"(?:(?P<phase>Prefill|Decode) o|\bO)ut of memory\. Try to lower your batch size",
-        ("Try to lower your batch size",),
+        r"(?:(?P<phase>Prefill|Decode) o|\bO)ut of memory\. Try to lower your batch size"
+        r"|free_pages is empty but the batch requires"
+        r"|[Hh]i[Ss]parse (?:allocation failed|spec decode failed to allocate)"
+        r"|alloc_with_virtual: out of physical room",
+        (
+            "free_pages is empty",
+            "parse allocation failed",
+            "parse spec decode failed",
+            "out of physical room",
+            "ut of memory",
+        ),
     ),
     Sign(
         "token-slots-asked",
         r"Try to allocate (?P<asked>\d+) tokens|Avail?i?a?ble (?:full )?tokens: (?P<available>\d+)",
-        ("Try to allocate ", "ble tokens: ", "ble full tokens: "),
+        ("tokens: ", "Try to "),
     ),
     Sign(
         "request-slots-exhausted",
         r"(?:alloc_req_slots runs out of memory|\bOut of memory)\. Please set a smaller number for "
         r".?--max-running-requests"
         r"(?:.*?available_size\(\)=(?P<available>\d+), (?:\w+\.)?num_reqs=(?P<asked>\d+))?",
-        ("Please set a smaller number",),
+        ("ut of memory",),
     ),
     Sign("unbalanced", r"memory capacity is unbalanced", ("capacity is unbalanced",)),
     Sign(
@@ -192,8 +245,8 @@ _SLOTS = (
     ),
 )
 
-_FRAME_HINTS = ('.py", line ', ".py:")
 _BARE_NAMES = {
+    "loop": ("event_loop_",),
     "capture": ("warmup_compile", "capture_one_", "init_cuda_graphs", "init_device_graphs"),
     "load": ("load_model", "create_weights", "process_weights_after_loading"),
     "pool": ("init_memory_pool", "_create_buffers"),
@@ -204,10 +257,11 @@ _FRAMES = tuple(
     # Only where the line is one of a traceback, or nothing but a name.
     Sign(
         f"frame-{place}",
-        rf"^(?=.*\.py\b|[\w.]+(?:\(\))?$).*?(?:{pattern})",
-        (*_FRAME_HINTS, *_BARE_NAMES.get(place, ())),
+        rf"^(?=.*\.py\b).*?(?:{pattern})" + "".join(rf"|^[\w.]{{0,80}}{name}[\w()]{{0,40}}$" for name in names),
+        (".py", *names),
     )
     for place, pattern in PLACES.items()
+    for names in [_BARE_NAMES.get(place, ())]
 )
 
 SIGNS: tuple[Sign, ...] = (*_POOL, *_DEVICE, *_SLOTS, *_FRAMES)

@@ -35,7 +35,7 @@ KEPT_BY_RANK, KEPT_BY_SIGN, KEPT_FAULTS = 4, 64, 200
 _LOOKED_BACK_LINES, _LOOKED_BACK_FAULTS = 50, 20
 
 _ECHO = re.compile(
-    r"Received sigquit|scheduler is dead|died during initialization|Child process unexpectedly failed"
+    r"Received sigquit|SIGQUIT received|scheduler is dead|died during initialization|Child process unexpectedly failed"
     r"|Connection (?:closed|reset) by peer|Broken pipe|recvValue failed|HeartbeatMonitor"
     r"|Failed to check the .{0,30}dump|BrokenPipeError|ConnectionResetError|EOFError"
     r"|Initialization failed|sub-?process .{0,40}(?:died|exited)"

@@ -7,16 +7,16 @@ from sgdiag.releases.signs.sign import Sign
 SIGNS: tuple[Sign, ...] = (
     Sign(
         "port-in-use",
-        r"address already in use|Address already in use|EADDRINUSE|Port is already in use"
-        r"|(?P<port_name>\w+_port|port_base) at (?P<port>\d+) is not available in"
+        r"[Aa]ddress already in use|Port is already in use"
+        r"|\b(?P<port_name>\w{1,40}_port|port_base) at (?P<port>\d+) is not available in"
         r"|[Pp]ort (?P<number>\d+) is (?:already )?in use",
-        ("already in use", "EADDRINUSE", " is in use", "is not available in"),
+        (" in use", "ot available"),
     ),
     Sign("port-bind", r"attempting to bind on address \('[^']*', (?P<port>\d+)", ("attempting to bind",)),
     Sign(
         "port-listen",
         r"server socket has failed to (?:listen|bind).*?(?:port: |:)(?P<port>\d{2,5})\b",
-        ("server socket has failed",),
+        (" socket has ",),
     ),
     Sign(
         "port-holder",
@@ -25,15 +25,15 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "gpu-ecc",
-        r"uncorrectable ECC error|cudaErrorECCUncorrectable|uncorrectable NVLink error|DBE Detected|double bit ECC",
-        ("ncorrectable", "ECC", "DBE Detected"),
+        r"[Uu]ncorrectable (?:ECC|NVLink|double bit) error|ErrorECCUncorrectable",
+        ("ncorrectable",),
     ),
-    Sign("gpu-xid", r"\bXid(?: \([^)]*\))?:? (?P<xid>\d+)", ("Xid",)),
+    Sign("gpu-xid", r"\bXid (?:\([^)]{1,40}\):? )?(?P<xid>\d+)", ("Xid ",)),
     Sign(
         "gpu-lost",
         r"fallen off the bus|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset"
         r"|hardware error during execution|Invalid access of peer GPU memory over nvlink or a hardware error",
-        ("off the bus", "GPU is lost", "Unable to determine the device handle", "GPU requires reset", "hardware error"),
+        ("off the bus", "GPU is lost", "GPU requires reset", "hardware error", "nable to "),
     ),
     Sign(
         "model-unsupported",
@@ -49,70 +49,60 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "model-refused",
-        r"GatedRepoError|gated repo|Access to model \S+ is restricted|40[13] Client Error.*huggingface"
+        r"GatedRepoError: |gated repo|Access to model \S+ is restricted|40[13] Client Error.*huggingface"
         r"|Invalid (?:user token|username or password)",
-        ("GatedRepoError", "gated repo", "is restricted", "Client Error", "Invalid user"),
+        ("gated repo", "is restricted", "Client Error", "Invalid user", "Error: "),
     ),
     Sign(
         "model-missing",
-        r"is not a local folder and is not a valid model identifier|RepositoryNotFoundError|Repo id must be in the form"
-        r"|does not appear to have a file named|Cannot find any model weights|LocalEntryNotFoundError"
-        r"|We couldn't connect to '"
+        r"is not a local folder and is not a valid model identifier|RepositoryNotFoundError: "
+        r"|Repo id must be in the form|does not appear to have a file named|Cannot find any model weights"
+        r"|LocalEntryNotFoundError: |We couldn't connect to '"
         r"|No such file or directory: '[^']*(?:config\.json|\.safetensors(?:\.index\.json)?|tokenizer\S*|\.bin|\.gguf)'"
-        r"|Incorrect path_or_model_id|Can't load (?:the configuration|tokenizer|config) (?:of|for)",
+        r"|Incorrect path_or_model_id|Can't load (?:the configuration of|tokenizer for|config for)",
         (
             "valid model identifier",
-            "RepositoryNotFoundError",
             "Repo id must be",
             "does not appear to have a file",
             "Cannot find any model weights",
-            "LocalEntryNotFound",
             "We couldn't connect to",
-            "No such file or directory: '",
             "Incorrect path_or_model_id",
             "Can't load ",
+            "Error: ",
+            "No such file or directory: ",
         ),
     ),
     Sign(
         "model-damaged",
-        r"SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|InvalidHeaderDeserialization"
-        r"|PytorchStreamReader failed",
-        ("SafetensorError", "deserializing header", "IncompleteBuffer", "InvalidHeader", "PytorchStreamReader"),
+        r"SafetensorError: |Error while deserializing header|PytorchStreamReader failed",
+        ("deserializing header", "PytorchStreamReader", "Error: "),
     ),
     Sign(
         "model-does-not-fit-options",
         r"Unknown quantization method|quantization method \S+ is not supported"
-        r"|does not match the quantization (?:method|argument)"
+        r"|does not match the quantization method"
         r"|Quantization method specified in the model config|`trust_remote_code=True`"
-        r"|is not divisible by (?:weight quantization|tp_?size|tensor)|must be divisible by (?:tensor|tp)"
+        r"|is not divisible by (?:weight quantization|tp_?size)|must be divisible by (?:tensor|tp)"
         r"|is greater than the derived context_length",
-        (
-            "uantization method",
-            "quantization argument",
-            "divisible by",
-            "`trust_remote_code=True`",
-            "derived context_length",
-        ),
+        ("uantization method", "divisible by", "`trust_remote_code=True`", "derived context_length"),
     ),
     Sign(
         "arguments-refused",
         r"launch_server(?:\.py)?: error: (?P<error>.+)|^sglang serve: error: (?P<other>.+)",
-        (": error: ",),
+        ("error: ",),
     ),
     Sign(
         "install-broken",
-        r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b"
+        r"^(?:\w+\.)*(?:ModuleNotFound|Import|PackageNotFound)Error: "
         r"|undefined symbol: (?P<symbol>\S+)|version `(?P<glib>GLIBC\w*_[\d.]+)' not found"
         r"|is installed with version \S+, which is less than the minimum required version"
-        r"|[Cc]ould not load any common_ops library",
+        r"|Could not load any common_ops library",
         (
-            "ModuleNotFoundError",
-            "ImportError",
-            "PackageNotFoundError",
             "undefined symbol",
-            "' not found",
             "less than the minimum required",
-            "common_ops library",
+            "Could not load any common_ops library",
+            "Error: ",
+            "not found",
         ),
     ),
     Sign(
@@ -121,15 +111,14 @@ SIGNS: tuple[Sign, ...] = (
         r"|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|CUDA driver initialization failed"
         r"|CUDA unknown error|forward compatibility was attempted",
         (
-            "invalid device ordinal",
             "driver version is insufficient",
-            "system is too old",
-            "Found no NVIDIA driver",
             "No CUDA GPUs",
             "no CUDA-capable",
-            "CUDA driver initialization",
             "CUDA unknown error",
             "forward compatibility was",
+            "NVIDIA driver",
+            "CUDA driver ",
+            "invalid device ",
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Finding, Incident
-from sgdiag.rules.postmortem.collectives_shared import waited
+from sgdiag.rules.postmortem.collectives_shared import served_on, waited
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -14,9 +14,18 @@ _COMMUNICATOR_BYTES = 1_600_000_000
 _SPECIFIC = (
     *("nccl-shm", "nccl-shm-full", "nccl-alloc", "nccl-cuda", "nvls-bind", "nvls-failure", "fabric-not-ready"),
     *("nccl-versions-differ", "nccl-symbol-missing", "nccl-not-loaded", "nccl-duplicate-gpu", "nccl-no-interface"),
-    *("nccl-ib-call", "nccl-ib-completion", "store-timeout"),
+    *("nccl-ib-call", "nccl-ib-completion", "nccl-ib-event", "store-timeout"),
+    *("nccl-socket", "nccl-bootstrap-garbled", "nccl-imex"),
 )
 """Signs that say what an NCCL error was about."""
+
+_KNOWN_CUDA = (
+    *("out of memory", "peer access", "no kernel image", "named symbol", "invalid device function"),
+    *("driver version", "unsupported toolchain", "illegal memory access", "launch failure"),
+)
+"""CUDA errors that other rules explain."""
+
+_OTHER_THAN_CUDA = tuple(sign for sign in _SPECIFIC if sign != "nccl-cuda")
 
 _NCCL_DEBUG = Advice(
     "run once with NCCL's own log and read its WARN lines", "NCCL_DEBUG=INFO", "the call that failed, with its reason"
@@ -25,10 +34,11 @@ _NCCL_DEBUG = Advice(
 
 @explains("nccl-shared-memory")
 def shared_memory(incident: Incident) -> Explanation | None:
-    at = incident.first("nccl-shm-full", "nccl-shm")
+    at = incident.first("nccl-shm-full", "nccl-shm") or incident.first("shm-full")
     if at is None:
         return None
-    seen = incident.seen("nccl-shm", "nccl-shm-full")
+    seen = incident.seen("nccl-shm", "nccl-shm-full") or (at,)
+    ncclless = at.sign == "shm-full"
     attaching = any(one.fields.get("doing") == "attaching to" for one in seen)
     size_bytes = next((int(one.fields["size_bytes"]) for one in seen if int(one.fields.get("size_bytes", 0))), 0)
     refused = any(one.fields.get("source") == "shmutils.cc" for one in incident.seen("nccl-cuda"))
@@ -53,10 +63,10 @@ def shared_memory(incident: Incident) -> Explanation | None:
         )
     finding = Finding(
         id="nccl-shared-memory",
-        title="NCCL cannot make or open its shared memory",
+        title="shared memory is full" if ncclless else "NCCL cannot make or open its shared memory",
         verdict="FAIL",
         family="nccl-shared-memory-or-out-of-memory",
-        confidence=0.95,
+        confidence=0.7 if ncclless else 0.95,
         evidence=tuple(one.evidence() for one in seen[:3]),
         cause=cause,
         told=_told(incident),
@@ -119,10 +129,13 @@ def _lower_fraction(incident: Incident) -> Advice:
 
 @explains("nccl-unspecified-error")
 def unspecified(incident: Incident) -> Explanation | None:
-    at = incident.first("nccl-error")
-    if at is None or incident.first(*_SPECIFIC) is not None:
+    at = incident.first("nccl-error") or incident.first("nccl-cuda")
+    if at is None or incident.first(*(_SPECIFIC if at.sign == "nccl-error" else _OTHER_THAN_CUDA)) is not None:
         return None
-    kind = at.fields.get("kind") or at.fields.get("other") or at.fields.get("code", "an error")
+    names = ("kind", "other", "code", "error")
+    kind = next((at.fields[name] for name in names if name in at.fields), "an error")
+    if at.sign == "nccl-cuda" and (served_on(incident) or any(known in kind for known in _KNOWN_CUDA)):
+        return None
     system = kind in ("unhandled system error", "SystemError")
     finding = Finding(
         id="nccl-unspecified-error",

@@ -13,7 +13,10 @@ _OFF = Advice(
     "take SGLang's custom allreduce off", "--disable-custom-all-reduce", "starts; small allreduces are slower"
 )
 
-_GRAPH_BUFFERS = ("register_graph_buffers", "get_graph_buffer_ipc_meta", "flush_graph_buffers")
+_GRAPH_BUFFERS = (
+    *("register_graph_buffers", "get_graph_buffer_ipc_meta", "flush_graph_buffers"),
+    *("create_shared_buffer", "register_buffer", "_get_ipc_meta", "_gather_ipc_meta"),
+)
 _FILES = ("custom_all_reduce", "sgl_kernel/allreduce", "communicators/cuda_wrapper")
 _NOT_SHAREABLE = re.compile(
     r"invalid (?:argument|device pointer|resource handle|device context)|mapping of buffer object|pointer attr"
@@ -54,6 +57,8 @@ def _graph_buffers(incident: Incident) -> Explanation | None:
     error = next((one for one in errors if _NOT_SHAREABLE.search(one.fields["error"])), None)
     frame = next((one for one in incident.seen("custom-allreduce-frame") if _raised_there(incident, one)), None)
     refused = incident.first("custom-allreduce-refused")
+    if error is None:
+        error = _named_apart(incident)
     seen = tuple(one for one in (frame, error, refused) if one is not None)
     if not seen:
         return None
@@ -65,7 +70,9 @@ def _graph_buffers(incident: Incident) -> Explanation | None:
         confidence=0.9,
         evidence=with_exception(incident, seen),
         cause=_why_not_shared(refused),
-        told="printed as 'Capture cuda graph failed' with four hints about memory; none of them applies",
+        told="printed as 'Capture cuda graph failed' with four hints about memory; none of them applies"
+        if incident.first("capture-failed") is not None
+        else "",
         advice=(
             _OFF,
             Advice(
@@ -78,6 +85,12 @@ def _graph_buffers(incident: Incident) -> Explanation | None:
         playbook="custom-allreduce-graph-buffers",
     )
     return Explanation(finding, min(seen, key=lambda one: one.order), "cause")
+
+
+def _named_apart(incident: Incident) -> Sighting | None:
+    """The place in the kernels' source where it stands beside a capture that failed for such an error."""
+    source, capture = incident.first("custom-allreduce-source"), incident.first("capture-failed")
+    return source if capture is not None and _NOT_SHAREABLE.search(capture.fields["reason"]) else None
 
 
 def _raised_there(incident: Incident, frame: Sighting) -> bool:
@@ -104,7 +117,7 @@ def _failed(incident: Incident) -> Explanation | None:
     error = incident.first("custom-allreduce-error")
     if error is not None:
         return Explanation(_reported(incident, error), error, "cause")
-    at = incident.first("custom-allreduce-frame")
+    at = incident.first("custom-allreduce-frame", "custom-allreduce-source") or _handle_refused(incident)
     fault = incident.fault_at(at) if at is not None else None
     if at is None or incident.ready or lacked_memory(incident, at):
         return None
@@ -113,6 +126,11 @@ def _failed(incident: Incident) -> Explanation | None:
     if (fault is None and incident.first_death is not None) or (fault is not None and ILLEGAL in fault.text):
         return None
     return Explanation(_passes_through(incident, at), at, "symptom")
+
+
+def _handle_refused(incident: Incident) -> Sighting | None:
+    """A memory handle that could not be passed on, unless SGLang caught that and went on without custom allreduce."""
+    return None if incident.first("custom-allreduce-setup-failed") else incident.first("memory-handle-refused")
 
 
 def _reported(incident: Incident, error: Sighting) -> Finding:
@@ -177,6 +195,7 @@ def off(incident: Incident) -> Explanation | None:
     at = incident.first("custom-allreduce-off", "custom-allreduce-setup-failed")
     if at is None or incident.first_death is not None:
         return None
+    why = at.fields.get("why")
     finding = Finding(
         id="custom-allreduce-off",
         title="custom allreduce is off: every small allreduce goes through NCCL",
@@ -184,7 +203,7 @@ def off(incident: Incident) -> Explanation | None:
         family="custom-allreduce",
         confidence=0.7,
         evidence=(at.evidence(),),
-        cause=f"SGLang says: {at.fields.get('why', '')}",
+        cause=f"SGLang says: {why}" if why else "its set-up failed; the line does not say in what",
         told="a warning, and harmless: the server works, decode steps of small batches are longer",
         advice=(
             Advice(

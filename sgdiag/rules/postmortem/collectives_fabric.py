@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Finding, Incident, Sighting
-from sgdiag.rules.postmortem.collectives_shared import served_on, without_peer_to_peer
+from sgdiag.rules.postmortem.collectives_shared import served_on, waited, without_peer_to_peer
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _LACKS_KERNELS = ("no kernel image", "named symbol not found", "invalid device function")
@@ -77,9 +77,34 @@ def fabric(incident: Incident) -> Explanation | None:
     return Explanation(finding, at, "cause")
 
 
+@explains("imex-not-ready")
+def imex(incident: Incident) -> Explanation | None:
+    at = incident.first("nccl-imex")
+    if at is None or served_on(incident):
+        return None
+    finding = Finding(
+        id="imex-not-ready",
+        title="NVLink over several nodes is there, and its memory cannot be shared",
+        verdict="FAIL",
+        family="nccl-version-fabric-or-network",
+        confidence=0.85,
+        evidence=(at.evidence(),),
+        cause="nodes of one NVLink domain share memory through IMEX: its service does not run on each node, or the"
+        " container lacks /dev/nvidia-caps-imex-channels",
+        told="NCCL's own text is right",
+        advice=(
+            Advice("start it on each node", "systemctl status nvidia-imex; nvidia-imex-ctl -N", "all nodes READY"),
+            Advice("give the container a channel", "--device /dev/nvidia-caps-imex-channels/channel0"),
+            Advice("do without to confirm", "NCCL_MNNVL_ENABLE=0", "starts: between nodes over the network"),
+        ),
+        playbook="imex-not-ready",
+    )
+    return waited(incident, finding, at, "cause")
+
+
 @explains("nccl-version-mismatch")
 def versions(incident: Incident) -> Explanation | None:
-    at = incident.first("nccl-versions-differ", "nccl-symbol-missing", "nccl-not-loaded")
+    at = incident.first("nccl-versions-differ", "nccl-symbol-missing", "nccl-not-loaded", "nccl-bootstrap-garbled")
     unfit = next(
         (one for one in incident.seen("nccl-cuda") if _any(one.fields["error"], *_LACKS_KERNELS, *_DRIVER_TOO_OLD)),
         None,
@@ -92,7 +117,7 @@ def versions(incident: Incident) -> Explanation | None:
         title="the NCCL library does not fit",
         verdict="FAIL",
         family="nccl-version-fabric-or-network",
-        confidence=0.9,
+        confidence=0.6 if at.sign == "nccl-bootstrap-garbled" else 0.9,
         evidence=(at.evidence(),),
         cause=_misfit(at),
         advice=(
@@ -123,6 +148,8 @@ def _misfit(at: Sighting) -> str:
         return f"something built for a newer NCCL looks for {at.fields['symbol']}, which the loaded library lacks"
     if at.sign == "nccl-not-loaded":
         return f"{at.fields['path']} cannot be loaded: missing, damaged, or for another platform"
+    if at.sign == "nccl-bootstrap-garbled":
+        return "ranks exchanged messages of different sizes while they met: as a rule two versions of NCCL"
     if at.sign == "nccl-cuda":
         error = at.fields["error"]
         whom = (
@@ -164,20 +191,24 @@ def duplicate_gpu(incident: Incident) -> Explanation | None:
 @explains("nccl-p2p-failed")
 def peer_to_peer(incident: Incident) -> Explanation | None:
     at = next((one for one in incident.seen("nccl-cuda") if "peer access" in one.fields["error"]), None)
-    if at is None:
-        return None
-    finding = Finding(
+    told = incident.first("peer-to-peer-told")
+    if at is None and told is not None and not served_on(incident):
+        return Explanation(_peer_to_peer(told, 0.6), told, "symptom")
+    return Explanation(_peer_to_peer(at, 0.8), at, "cause") if at is not None else None
+
+
+def _peer_to_peer(at: Sighting, confidence: float) -> Finding:
+    return Finding(
         id="nccl-p2p-failed",
         title="NCCL chose peer-to-peer copies between GPUs that cannot do them",
         verdict="FAIL",
         family="nccl-p2p-hang",
-        confidence=0.8,
+        confidence=confidence,
         evidence=(at.evidence(),),
         cause="the driver refuses peer access between these GPUs: cards without P2P, IOMMU or ACS, a virtual machine",
         advice=without_peer_to_peer(),
         playbook="nccl-p2p-failed",
     )
-    return Explanation(finding, at, "cause")
 
 
 def _any(text: str, *parts: str) -> bool:

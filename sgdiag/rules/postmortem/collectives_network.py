@@ -148,9 +148,49 @@ def rendezvous(incident: Incident) -> Explanation | None:
     return waited(incident, finding, at, "cause" if incomplete or "address" in at.fields else "symptom")
 
 
+_UNREACHABLE = ("No route to host", "Network is unreachable", "Cannot assign requested address", "Permission denied")
+"""Answers of the network itself; a refused connection is also what a rank sees whose peer has died."""
+
+
+@explains("nccl-socket-failed")
+def sockets(incident: Incident) -> Explanation | None:
+    at = incident.first("nccl-socket")
+    if at is None or served_on(incident):
+        return None
+    error = next((name for name in (*_UNREACHABLE, at.fields.get("error", "")) if name and name in at.text), "")
+    unreachable = error in _UNREACHABLE
+    finding = Finding(
+        id="nccl-socket-failed",
+        title="a rank cannot connect to another rank's address",
+        verdict="FAIL",
+        family=_FAMILY,
+        confidence=0.9 if unreachable else 0.8,
+        evidence=tuple(one.evidence() for one in incident.seen("nccl-socket")[:2]),
+        cause=(
+            f"NCCL meets over TCP, whatever it sends the data by{f', and was told: {error}' if error else ''}. "
+            + (
+                "The ranks took interfaces between which there is no route (a bridge of Docker, a storage network), or "
+                "a firewall rejects"
+                if unreachable
+                else "A firewall or a wrong interface; or the rank at the other end has died"
+            )
+        ),
+        told="the exception says 'unhandled system error' or 'remote error'; the WARN line has the address",
+        advice=(
+            _INTERFACES,
+            Advice(
+                "reach that address from this node", "ip route get ADDRESS; nc -vz ADDRESS PORT", "a route, an answer"
+            ),
+            Advice("let all ports pass between the nodes", "--network=host, no firewall between them"),
+        ),
+        playbook="nccl-socket-failed",
+    )
+    return waited(incident, finding, at, "cause")
+
+
 @explains("nccl-infiniband")
 def infiniband(incident: Incident) -> Explanation | None:
-    at = incident.first("nccl-ib-call", "nccl-ib-completion")
+    at = incident.first("nccl-ib-call", "nccl-ib-completion", "nccl-ib-event")
     if at is None or served_on(incident):
         return None
     status = int(at.fields.get("status", -1))
@@ -160,6 +200,8 @@ def infiniband(incident: Incident) -> Explanation | None:
         cause = f"{call} may not lock memory: the limit on locked memory is too low"
     elif call:
         cause = f"{call} failed{f' ({error})' if error else ''}: the adapter, its port or its GID is not usable"
+    elif at.sign == "nccl-ib-event":
+        cause = f"the adapter reported {at.fields.get('event', 'that it cannot be opened')}: port, cable or driver"
     else:
         cause = _COMPLETIONS.get(status, f"the adapter reported status {status} for a transfer")
     finding = Finding(

@@ -10,6 +10,10 @@ from sgdiag.rules.postmortem.collectives_shared import without_peer_to_peer
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _COMING_UP = re.compile(COMMUNICATORS_COMING_UP)
+_AFTERWARDS = ("custom-allreduce-setup-failed", "fusion-off", "fusion-on")
+"""What SGLang says once its communicators are there."""
+
+_NOT_BY_CHANCE = 0.5
 
 
 @explains("communicator-silent")
@@ -26,12 +30,14 @@ def silent(incident: Incident) -> Explanation | None:
     )
     many = f"With {nodes} nodes: first whether all have started and reach --dist-init-addr; then the transport"
     reach = Advice("reach the first node from the others", "nc -vz HOST PORT", "the port of --dist-init-addr answers")
+    sure = _confidence(incident, last, transports, nodes)
     finding = Finding(
         id="communicator-silent",
         title="the log ends while the ranks set up their communicators",
-        verdict="FAIL",
+        # A log that was only cut off here looks the same, unless NCCL spoke last or a user lost patience.
+        verdict="FAIL" if sure >= _NOT_BY_CHANCE else "WARN",
         family="nccl-p2p-hang",
-        confidence=_confidence(last, transports, nodes),
+        confidence=sure,
         evidence=(last.evidence(), *(last.evidence(f"transport: {via}") for via in sorted(transports))),
         cause=f"if nothing followed for a minute, a rank waits for another. {many if nodes > 1 else one_host}",
         told="nothing is printed; a watchdog that speaks up later blames the scheduler",
@@ -50,16 +56,19 @@ def _ended_at(incident: Incident) -> Spot | None:
     if incident.ready or any("KeyboardInterrupt" not in fault.text for fault in incident.faults):
         return None
     last, come_up = incident.last, incident.seen("communicators-coming-up")
+    if come_up and any(one.order > come_up[-1].order for one in incident.seen(*_AFTERWARDS)):
+        return None
     further = {"load", "pool", "capture", "warm-up", "serving"} & set(incident.stages.values())
     if last is not None and _COMING_UP.search(last.text):
         return last if not further or "NCCL INFO" in last.text else None
     return come_up[-1] if come_up and not further else None
 
 
-def _confidence(last: Spot, transports: set[str], nodes: int) -> float:
+def _confidence(incident: Incident, last: Spot, transports: set[str], nodes: int) -> float:
     if "P2P" in transports and nodes == 1:
         return 0.7
-    return 0.5 if "NCCL" in last.text or transports else 0.4
+    impatient = bool(incident.faults)
+    return _NOT_BY_CHANCE if "NCCL" in last.text or transports or impatient else 0.4
 
 
 @explains("peer-lost")

@@ -27,6 +27,7 @@ _UPGRADE = Advice("upgrade SGLang, sglang-kernel and FlashInfer together", "", "
 @explains("illegal-memory-access")
 def illegal_memory_access(incident: Incident) -> Explanation | None:
     spot = next((spot for spot in _own(incident, *_TITLES) if not incident.survived(spot)), None)
+    spot = spot or _told_by_driver(incident)
     if spot is None:
         return None
     said = "encountered" in spot.text or spot.sign != "illegal-access" or "access" not in spot.fields
@@ -35,10 +36,10 @@ def illegal_memory_access(incident: Incident) -> Explanation | None:
     finding = Finding(
         id="illegal-memory-access",
         family="illegal-memory-access",
-        title=_TITLES[spot.sign],
+        title=_TITLES.get(spot.sign, _TITLES["illegal-access"]),
         verdict="FAIL",
         # What failed is certain, which feature did it is not: the line itself cannot tell.
-        confidence=0.75 if said and not during_capture else 0.6,
+        confidence=0.75 if said and not during_capture and spot.sign in _TITLES else 0.6,
         evidence=(spot.evidence(), *_relayed(incident, spot)),
         cause=(
             "a defect in a kernel, or a tensor that some feature freed, resized or indexed wrongly; the log cannot "
@@ -50,6 +51,17 @@ def illegal_memory_access(incident: Incident) -> Explanation | None:
         playbook="illegal-memory-access",
     )
     return Explanation(finding, spot, "symptom")
+
+
+_ACCESS_XIDS = ("13", "31")
+"""Xids by which the driver reports what a program did wrong: an exception of its kernel, a fault of its addresses."""
+
+
+def _told_by_driver(incident: Incident) -> Sighting | None:
+    """The driver's line, where a server that died or never became ready may have left no word of its own."""
+    if incident.ready and incident.first_death is None:
+        return None
+    return next((spot for spot in incident.seen("gpu-xid") if spot.fields["xid"] in _ACCESS_XIDS), None)
 
 
 def _own(incident: Incident, *signs: str) -> tuple[Sighting, ...]:

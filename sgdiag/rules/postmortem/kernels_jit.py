@@ -2,98 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from sgdiag.model import Advice, Fault, Finding, Incident, Sighting
+from sgdiag.rules.postmortem.kernels_jit_reasons import CLEAN_CACHE, PREBUILT, REASONS
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
-_PREBUILT = Advice(
-    "install the kernels ready-made, in the version of flashinfer-python",
-    "pip install flashinfer-cubin==VERSION flashinfer-jit-cache==VERSION",
-    "nothing is built or fetched at run time",
-)
-_CLEAN_CACHE = Advice(
-    "with no server running, clear what is half built", "rm -rf ~/.cache/flashinfer", "stale locks and files are gone"
-)
 _LATER = (
     "What was being built is not what the log blames: a first build inside graph capture looks like a failed capture"
 )
 
 
-class _Reason(NamedTuple):
-    """Why a build fails, by the compiler's own words."""
-
-    sign: str
-    title: str
-    cause: str
-    advice: Advice
-
-
-_REASONS = (
-    _Reason(
-        "jit-tool-missing",
-        "{what} is missing",
-        "{what} was not found, and without it no kernel can be built",
-        Advice(
-            "install the CUDA toolkit of torch's CUDA version, and ninja, and name the toolkit",
-            "pip install ninja; export CUDA_HOME=/usr/local/cuda PATH=/usr/local/cuda/bin:$PATH",
-            "which nvcc ninja finds both",
-        ),
-    ),
-    _Reason(
-        "jit-compiler-killed",
-        "the compiler was killed",
-        "{what} was killed, most likely for lack of host memory: the build starts one compiler for each CPU",
-        Advice("build with fewer compilers at a time", "MAX_JOBS=4", "less host memory is needed at once"),
-    ),
-    _Reason(
-        "jit-header-missing",
-        "the header {what} is missing",
-        "{what} is not on the compiler's include path: the toolkit is incomplete, or its headers lie elsewhere (conda, "
-        "nvidia-* wheels)",
-        Advice(
-            "install the whole toolkit, or name the folder that holds the header",
-            'FLASHINFER_EXTRA_CUDAFLAGS="-I/path/to/include"',
-            "the compiler finds it",
-        ),
-    ),
-    _Reason(
-        "jit-architecture-unknown",
-        "nvcc does not know {what}",
-        "the nvcc that was found is older than the GPU: it does not know {what}",
-        Advice(
-            "use a newer toolkit (12.8 for SM120, 12.9 for the f variants)",
-            "export CUDA_HOME=/usr/local/cuda-12.9",
-            "nvcc --version says 12.9",
-        ),
-    ),
-    _Reason(
-        "jit-compiler-refused",
-        "nvcc refuses: {what}",
-        "nvcc and its host compiler or its arguments do not go together: {what}",
-        Advice("name a host compiler that this nvcc supports", "export CXX=g++-12 NVCC_PREPEND_FLAGS='-ccbin g++-12'"),
-    ),
-    _Reason(
-        "jit-not-linked",
-        "the built kernel cannot be linked or loaded: {what}",
-        "the build is half done, or was made against another torch or CUDA: {what}",
-        _CLEAN_CACHE,
-    ),
-    _Reason(
-        "symbol-missing",
-        "the built kernel does not find {what}",
-        "the module was built against another driver, CUDA or torch than it is loaded into: {what} is not there",
-        _CLEAN_CACHE,
-    ),
-    _Reason(
-        "jit-forbidden",
-        "a kernel is not in the cache, and building it is forbidden",
-        "{what} is set, and the module is not among the ready-made ones",
-        Advice("allow the build", "unset FLASHINFER_DISABLE_JIT", "the missing module is built"),
-    ),
+_BY_SIGN = {reason.sign: reason for reason in REASONS}
+_NEEDS_BUILD = (
+    "jit-header-missing",
+    "jit-compiler-killed",
+    "jit-tool-missing",
+    "jit-not-linked",
+    "jit-source-refused",
+    "jit-cache-unusable",
 )
-_BY_SIGN = {reason.sign: reason for reason in _REASONS}
-_NEEDS_BUILD = ("jit-header-missing", "jit-compiler-killed", "jit-tool-missing", "jit-not-linked")
 """Signs that other programs may write too: alone they say less."""
 
 _ONLY_BESIDE_BUILD = ("symbol-missing",)
@@ -126,7 +52,7 @@ def jit_build_failed(incident: Incident) -> Explanation | None:
         evidence=tuple(one.evidence() for one in (spot, stopped) if one is not None)[: 1 if spot is stopped else 2],
         cause=cause,
         told=_LATER,
-        advice=(advice, _PREBUILT, *(() if advice is _CLEAN_CACHE else (_CLEAN_CACHE,))),
+        advice=(advice, PREBUILT, *(() if advice is CLEAN_CACHE else (CLEAN_CACHE,))),
         playbook="jit-build-failed",
     )
     first = min((one for one in (spot, stopped) if one is not None), key=lambda one: one.order)
@@ -164,8 +90,8 @@ def jit_build_hung(incident: Incident) -> Explanation | None:
         ),
         told="The watchdog is a victim: it ends the scheduler that waits for the compiler",
         advice=(
-            _PREBUILT,
-            _CLEAN_CACHE,
+            PREBUILT,
+            CLEAN_CACHE,
             Advice(
                 "give the first start more time",
                 "--watchdog-timeout 1800",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,41 @@ _SUSPECTS: tuple[tuple[str, str], ...] = (
     ("enable_streaming_session", "--enable-streaming-session"),
 )
 """Features with which defects of this kind were found, and the flags to drop for a test."""
+
+
+_BOOKS = re.compile(r"mem_cache/(?:allocator|allocation|common|chunk_cache|\w*radix_cache\w*)(?:\.py|/)")
+_OTHERS_BOOKS = ("hicache", "hiradix", "host", "storage", "load_back", "write_back", "backup", "prefetch")
+"""Frames of HiCache, which keeps books of its own in the same files."""
+
+_BROKEN = re.compile(r"^(?:AssertionError|IndexError|KeyError)\b")
+
+
+@explains("cache-bookkeeping-failed")
+def cache_bookkeeping_failed(incident: Incident) -> Explanation | None:
+    """An assertion or look-up that fails in the code that hands out and takes back slots while the server runs."""
+    death = incident.first_death
+    if death is None or death.echo or not death.frames or not _BROKEN.search(death.text):
+        return None
+    if not _BOOKS.search(death.frames[-1].file) or not death.passes("event_loop", "run_batch", "process_batch"):
+        return None
+    if death.passes(*_OTHERS_BOOKS):
+        return None
+    finding = Finding(
+        id="cache-bookkeeping-failed",
+        title="a check failed in the code that hands out the cache's slots",
+        verdict="FAIL",
+        family="kv-accounting-leak",
+        confidence=0.65,
+        evidence=(death.evidence(),),
+        cause="a defect in SGLang's bookkeeping of the KV cache, in one of the features in use",
+        told="a bare assertion; nothing about memory or flags can be read from it",
+        advice=(
+            *_without(incident.snapshot.server.args.or_else({})),
+            Advice("upgrade: defects of this kind are fixed release by release", effect="the check passes"),
+        ),
+        playbook="cache-bookkeeping-failed",
+    )
+    return Explanation(finding, death, "symptom")
 
 
 @explains("slots-freed-twice", "slots-lost", "slots-do-not-add-up")

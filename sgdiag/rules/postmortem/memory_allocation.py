@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known
-from sgdiag.rules.postmortem.memory_place import failed_allocation
+from sgdiag.rules.postmortem.memory_place import TOLD, failed_allocation
 from sgdiag.rules.postmortem.memory_text import gb
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -29,7 +29,7 @@ def kv_pool_allocation_failed(incident: Incident) -> Explanation | None:
         title="out of memory while the KV pools were allocated",
         verdict="FAIL",
         family="kv-pool-no-room",
-        confidence=0.85 if failed.certain else 0.6,
+        confidence=0.85 if failed.certain else TOLD,
         evidence=(failed.at.evidence(),),
         cause=(
             f"the sizes that SGLang computed do not fit what is there{sizes}; "

@@ -9,7 +9,7 @@ from sgdiag.model import Advice, Evidence, Fault, Finding, Incident, Known, Sigh
 from sgdiag.releases.logs.numbers import real
 from sgdiag.releases.signs.memory import OUT_OF_MEMORY
 from sgdiag.rules.postmortem.memory_budget import lower_fraction
-from sgdiag.rules.postmortem.memory_place import Failed, failed_allocation, frames_at
+from sgdiag.rules.postmortem.memory_place import TOLD, Failed, failed_allocation, frames_at
 from sgdiag.rules.postmortem.memory_text import GIB, gb, graph_flags
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -42,7 +42,7 @@ def capture_out_of_memory(incident: Incident) -> Explanation | None:
         title=f"out of memory while {'prefill' if prefill else 'CUDA'} graphs were captured",
         verdict="FAIL",
         family="graph-capture-out-of-memory",
-        confidence=0.9,
+        confidence=0.9 if failed.certain else TOLD,
         evidence=(*((low.evidence(),) if low is not None and low.line != failed.at.line else ()), failed.at.evidence()),
         cause=(
             f"what --mem-fraction-static keeps free is too little for graphs and workspaces{_sizes(failed, low)}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
 from sgdiag.releases.logs.numbers import real
-from sgdiag.rules.postmortem.memory_place import failed_allocation
+from sgdiag.rules.postmortem.memory_place import Purpose, failed_allocation
 from sgdiag.rules.postmortem.memory_text import GIB, gb
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -17,6 +17,14 @@ _UNUSABLE_RATIO, _UNUSABLE_GIB = 0.045, 1.2
 _OWN_CONTEXTS_GIB = 12.0
 _OWN_CONTEXTS_RATIO = 0.8
 """Contexts of the server's own processes on GPU 0 were seen to take 8 to 9 GB of 80; more is others'."""
+
+_UNBALANCED_SURE = {
+    "unbalanced-cards": 0.9,
+    "unbalanced-checked-late": 0.9,
+    # The message is the same for a neighbour to live with and for an orphan of this server to end.
+    "unbalanced-shared": 0.75,
+    "unbalanced-unexplained": 0.75,
+}
 
 _CHECK = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK=0"
 _FIGURES_WITHIN_LINES = 3
@@ -44,7 +52,7 @@ def unbalanced(incident: Incident) -> Explanation | None:
         title="the GPUs have unequal free memory",
         verdict="WARN" if only_warned else "FAIL",
         family="gpu-memory-unbalanced",
-        confidence=0.9 if finding_id != "unbalanced-unexplained" else 0.75,
+        confidence=_UNBALANCED_SURE[finding_id],
         evidence=(at.evidence(), *((figures.evidence(),) if figures is not None and figures.line != at.line else ())),
         cause=cause,
         told="SGLang always says 'occupied by other processes', whatever the numbers say",
@@ -130,11 +138,14 @@ _HELD_WITH_NCCL_RATIO = 0.2
 
 _HELD_BYTES = 4 * GIB
 
+_BEFORE_LIBRARIES: tuple[Purpose, ...] = ("start", "weights")
+"""Before pools and graphs the process holds little outside of torch's allocator."""
+
 
 @explains("gpu-memory-held")
 def gpu_memory_held(incident: Incident) -> Explanation | None:
     """Memory that was gone before the server took any, told by torch, by a process list or by the balance."""
-    return _listed(incident) or _told_by_torch(incident) or _gone_at_start(incident)
+    return _listed(incident) or _told_by_torch(incident) or _gone_at_start(incident) or _not_accounted_for(incident)
 
 
 def _listed(incident: Incident) -> Explanation | None:
@@ -149,7 +160,8 @@ def _listed(incident: Incident) -> Explanation | None:
     holder = incident.first("held-by-processes")
     at = orphan or holder
     if at is None:
-        return None
+        told = incident.first("memory-not-released-told")
+        return _held(told, 0.6, "GPU memory stays in use after a server has ended", []) if told is not None else None
     # A process list alone may be that of a server that runs as it should.
     sure = orphan is not None and holder is not None
     pids = [
@@ -197,6 +209,22 @@ def _gone_at_start(incident: Incident) -> Explanation | None:
     text = f"{gb(free.value)} of {gb(capacity)} were free before loading: {gb(held)} were held by others"
     sure = 0.92 if held >= capacity / 3 else 0.75
     return _held(failed.at, sure, "others held GPU memory before this server started", [], Evidence(free.source, text))
+
+
+def _not_accounted_for(incident: Incident) -> Explanation | None:
+    """Memory that is neither free nor this process's, of processes that torch does not see: in other containers."""
+    failed = failed_allocation(incident)
+    if failed is None:
+        return None
+    figures = failed.shortage
+    missing, capacity = figures.missing_bytes, figures.capacity_bytes
+    exact = figures.own_bytes is not None
+    if missing is None or capacity is None or not (exact or failed.purpose in _BEFORE_LIBRARIES):
+        return None
+    if missing < max(_HELD_BYTES, capacity * (_HELD_RATIO if exact else _HELD_WITH_NCCL_RATIO)):
+        return None
+    sure = 0.92 if missing >= capacity / 3 else 0.7
+    return _held(failed.at, sure, f"{gb(missing)} of this GPU are held by processes that do not show", [])
 
 
 def _held(at: Sighting, confidence: float, title: str, pids: list[str], more: Evidence | None = None) -> Explanation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgdiag.model import Advice, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.memory_budget import free_before_load
-from sgdiag.rules.postmortem.memory_place import Failed, failed_allocation, frames_at
+from sgdiag.rules.postmortem.memory_place import TOLD, Failed, failed_allocation, frames_at
 from sgdiag.rules.postmortem.memory_text import gb
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -45,7 +45,7 @@ def weights_out_of_memory(incident: Incident) -> Explanation | None:
         title="out of memory while the weights were loaded",
         verdict="FAIL",
         family="weight-load-out-of-memory",
-        confidence=0.9,
+        confidence=0.9 if failed.certain else TOLD,
         evidence=(failed.at.evidence(),),
         cause=f"the weights of this rank do not fit its GPU{_sizes(incident, failed)}",
         told=_NO_EFFECT,
@@ -74,7 +74,7 @@ def draft_weights_out_of_memory(incident: Incident) -> Explanation | None:
         title="out of memory while the draft model was loaded",
         verdict="FAIL",
         family="weight-load-out-of-memory",
-        confidence=0.85,
+        confidence=0.85 if failed.certain else TOLD,
         evidence=(failed.at.evidence(),),
         cause=(
             "up to 0.5.13 the draft model loads after the target has its pool, and the fraction does not "
@@ -89,6 +89,31 @@ def draft_weights_out_of_memory(incident: Incident) -> Explanation | None:
         playbook="draft-weights-out-of-memory",
     )
     return Explanation(finding, failed.at, "cause")
+
+
+@explains("ranks-not-loaded")
+def ranks_not_loaded(incident: Incident) -> Explanation | None:
+    at = incident.first("others-not-loaded")
+    if at is None:
+        return None
+    finding = Finding(
+        id="ranks-not-loaded",
+        title="some ranks had loaded their weights, others never said so",
+        verdict="FAIL",
+        family="weight-load-out-of-memory",
+        confidence=0.5,
+        evidence=(at.evidence(),),
+        cause="cannot tell from this: needs the other ranks' lines. They failed while loading (host or device memory, "
+        "a file), or read from a slower disk than the time limit allows",
+        told="SGLang's guess, a failure such as lack of memory or a slow node, is right; this rank only waited",
+        advice=(
+            Advice("look at the ranks that did not finish, on every node", "sgdiag explain LOG LOG", "the real cause"),
+            Advice("ask the kernel there", "dmesg -T | grep -i -E 'killed process|out of memory'"),
+            Advice("if they are only slow", "--dist-timeout 3600; weights on a local disk", "all of them arrive"),
+        ),
+        playbook="ranks-not-loaded",
+    )
+    return Explanation(finding, at, "echo")
 
 
 _BUS_ERROR_STATUSES = ("135", "7")

@@ -13,7 +13,19 @@ from sgdiag.releases.signs.frames import INNER_PLACES, PLACES
 Purpose: TypeAlias = Literal["start", "weights", "draft-weights", "pool", "graphs", "serving", "unknown"]
 
 _POOL_WORDS = re.compile(r"(?i)\b(?:draft|kv)[ -](?:kv |cache )?pool\b")
+_WORDS: tuple[tuple[Purpose, re.Pattern[str]], ...] = (
+    ("graphs", re.compile(r"(?i)\bcaptur(?:e|es|ed|ing)\b|\bgraphs?\b")),
+    ("pool", _POOL_WORDS),
+    ("weights", re.compile(r"(?i)\bweights?\b|\bload(?:s|ed|ing)? (?:the )?(?:model|checkpoint)|\bmodel load")),
+    ("serving", re.compile(r"(?i)\bprefill|\bdecod|\bserving\b|\brequests?\b|\bprompts?\b|\bcontexts?\b")),
+)
+"""What people say that it was for, where they do not quote the message."""
+
 _PATTERNS = {place: re.compile(pattern) for place, pattern in PLACES.items()}
+
+
+TOLD = 0.6
+"""How sure a purpose is that words tell, and neither frames nor the stage."""
 
 
 class Failed(NamedTuple):
@@ -31,16 +43,36 @@ def failed_allocation(incident: Incident) -> Failed | None:
     """The first allocation of device memory that failed in this run."""
     at = incident.first("device-out-of-memory")
     if at is None:
-        return None
-    figures = shortage(at.fields.get("figures", "") or at.text)
+        return _told(incident)
+    figures = _figures(incident, at)
     places = frames_at(incident, at)
     inner = next((place for place in INNER_PLACES if place in places), "")
     purpose = _by_frames(incident, at, places, inner) or _by_stage(incident, at)
     if purpose != "unknown":
         return Failed(at, figures, purpose, inner)
-    if _POOL_WORDS.search(at.text):
-        return Failed(at, figures, "pool", inner, certain=False)
-    return Failed(at, figures, "unknown", inner, certain=False)
+    return Failed(at, figures, _by_words(at), inner, certain=False)
+
+
+def _told(incident: Incident) -> Failed | None:
+    """An allocation that failed in somebody's words."""
+    at = incident.first("out-of-memory-told")
+    if at is None or incident.ready:
+        return None
+    places = frames_at(incident, at)
+    purpose = _by_frames(incident, at, places, "") or _by_stage(incident, at)
+    return Failed(at, _figures(incident, at), _by_words(at) if purpose == "unknown" else purpose, certain=False)
+
+
+def _by_words(at: Sighting) -> Purpose:
+    # torch's own sentence speaks of graphs, whose pools it lists.
+    text = at.text.partition("Tried to allocate")[0]
+    return next((purpose for purpose, words in _WORDS if words.search(text)), "unknown")
+
+
+def _figures(incident: Incident, at: Sighting) -> Shortage:
+    """What the message says, which may go on in the next line."""
+    more = next((one.text for one in incident.seen("memory-figures") if one.line == at.line + 1), "")
+    return shortage(f"{at.fields.get('figures', '') or at.text} {more}")
 
 
 def frames_at(incident: Incident, spot: Spot) -> frozenset[str]:

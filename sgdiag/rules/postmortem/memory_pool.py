@@ -8,7 +8,8 @@ from sgdiag.analysis.kv_budget import Budget
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
 from sgdiag.releases.logs.numbers import real, signed
 from sgdiag.rules.postmortem.memory_budget import told_budget
-from sgdiag.rules.postmortem.memory_place import failed_allocation
+from sgdiag.rules.postmortem.memory_cap import cap_below_page
+from sgdiag.rules.postmortem.memory_place import failed_allocation, frames_at
 from sgdiag.rules.postmortem.memory_state import state_pool_took
 from sgdiag.rules.postmortem.memory_text import DOES_NOT_FIT_RATIO, GIB, gb, share
 from sgdiag.rules.postmortem.registry import Explanation, explains
@@ -28,7 +29,7 @@ def kv_pool_no_room(incident: Incident) -> Explanation | None:
     at = incident.first("no-pool-memory", "no-pool-after-weights", "sliding-pool-no-room") or _negative_profile(
         incident
     )
-    if at is None or state_pool_took(incident) is not None:
+    if at is None or cap_below_page(incident) is not None or state_pool_took(incident) is not None:
         return None
     if at.sign == "sliding-pool-no-room":
         return Explanation(_sliding(at), at, "cause")
@@ -50,7 +51,10 @@ def kv_pool_no_room(incident: Incident) -> Explanation | None:
 
 
 def _negative_profile(incident: Incident) -> Sighting | None:
-    """A cap on tokens that is compared with a pool of less than nothing."""
+    """A pool of less than nothing: compared with a cap on tokens, or built."""
+    built = incident.first("negative-pool")
+    if built is not None and ("tensor" not in built.text or "pool" in frames_at(incident, built)):
+        return built
     at = incident.first("token-cap-above-profile")
     profiled = signed(at.fields.get("profiled")) if at is not None else None
     return at if profiled is not None and profiled <= 0 else None
@@ -115,7 +119,7 @@ def _told(budget: Budget, at: Sighting) -> str:
             f'SGLang says "increase", but it would have to exceed {least:.3f}: nothing would be left for graphs and '
             "activations, the model does not fit"
         )
-    return f'SGLang says "increase", which is right; the least that can work is above {least:.2f}'
+    return f'SGLang says "increase", which is right; the least that can work is above {least:.3f}'
 
 
 def _least(budget: Budget, at: Sighting) -> float | None:
@@ -136,7 +140,7 @@ def _advice(incident: Incident, budget: Budget, at: Sighting) -> tuple[Advice, .
         pool = base.value * (float(share(fraction)) - least)
         effect = f"a pool of about {gb(pool)}; each 0.01 more adds {gb(base.value * 0.01)}"
     raise_it = Advice(
-        f"raise the fraction above {least:.2f}; what it leaves must hold graphs and activations",
+        f"raise the fraction above {least:.3f}; what it leaves must hold graphs and activations",
         f"--mem-fraction-static {share(fraction)}",
         effect,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sgdiag.model import Advice, Evidence, Family, Finding, Incident, Sighting
 from sgdiag.releases.logs.numbers import whole
 from sgdiag.rules.postmortem.memory_budget import lower_fraction
-from sgdiag.rules.postmortem.memory_place import failed_allocation
+from sgdiag.rules.postmortem.memory_place import TOLD, failed_allocation
 from sgdiag.rules.postmortem.memory_text import GIB, gb
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -89,7 +89,7 @@ def serving_out_of_memory(incident: Incident) -> Explanation | None:
         title=place.title,
         verdict="FAIL",
         family=_FAMILY,
-        confidence=0.9,
+        confidence=0.9 if failed.certain else TOLD,
         evidence=(failed.at.evidence(),),
         cause=f"{place.cause}{sizes}",
         told="torch's advice on fragmentation helps only where much is 'reserved but unallocated'",

@@ -9,6 +9,7 @@ from sgdiag.analysis.kv_budget import ROUNDING_BYTES
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
 from sgdiag.releases.logs.numbers import real, signed
 from sgdiag.rules.postmortem.memory_budget import free_before_load, told_budget
+from sgdiag.rules.postmortem.memory_cap import cap_below_page
 from sgdiag.rules.postmortem.memory_text import DOES_NOT_FIT_RATIO, GIB, gb, share
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -111,7 +112,7 @@ def state_pool_took(incident: Incident) -> Took | None:
     above the one that they need.
     """
     at = incident.first("no-pool-after-weights", "no-pool-memory")
-    if at is None:
+    if at is None or cap_below_page(incident) is not None:
         return None
     budget = told_budget(incident, at)
     fraction = real(at.fields.get("fraction")) or budget.fraction_ratio.or_else(None)

@@ -66,8 +66,17 @@ def explain(incident: Incident) -> tuple[Finding, ...]:
     findings = [one.finding if one.part == "cause" else _unsure(one.finding, caused=caused) for one in found]
     if not any(finding.verdict == "FAIL" for finding in findings):
         rest = fallback(incident)
-        findings.insert(len(findings) if rest.verdict == "PASS" else 0, rest)
+        behind = rest.verdict == "PASS" or (rest.id == "log-ends-early" and _last_word(incident, found))
+        findings.insert(len(findings) if behind else 0, rest)
     return tuple(findings)
+
+
+def _last_word(incident: Incident, found: list[Explanation]) -> bool:
+    """Whether the log, or the piece of one, ends with what was found, or tells no stage that it could end early in."""
+    last = incident.last
+    if not found or last is None:
+        return False
+    return not incident.stages or (found[0].at.file, found[0].at.line) == (last.file, last.line)
 
 
 def _explanations(incident: Incident) -> Iterator[Explanation]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from sgdiag.model import Advice, Evidence, Family, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.fallback import during
 from sgdiag.rules.postmortem.registry import Explanation, explains
@@ -173,7 +175,7 @@ def stuck(incident: Incident) -> Explanation | None:
     # The schedulers' watchdog says that it has no tool before it says that it fired, which a quoted part may lack.
     fired = incident.seen("watchdog-timeout") or incident.seen("stack-tool-missing")
     frames = incident.seen(*(place.sign for place in _PLACES))
-    dumped = incident.first("stack-dump")
+    dumped = incident.first("stack-dump", "stack-thread")
     if not fired and not (dumped and frames):
         return None
     at = fired[0] if fired else frames[0]
@@ -182,7 +184,11 @@ def stuck(incident: Incident) -> Explanation | None:
     place = next((place for place in _PLACES if any(frame.sign == place.sign for frame in frames)), None)
     if place is None:
         return Explanation(_unexplained(incident, at), at, "symptom")
-    return Explanation(_placed(incident, at, place), at, "symptom")
+    finding = _placed(incident, at, place)
+    if not fired and incident.first("stack-dump") is None:
+        # Stacks that somebody took by hand may be those of a server that only worked.
+        finding = msgspec.structs.replace(finding, confidence=0.5)
+    return Explanation(finding, at, "symptom")
 
 
 def _slow(at: Sighting) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Family, Finding, Incident, Sighting
+from sgdiag.rules.postmortem.blame import blamed
 from sgdiag.rules.postmortem.registry import Explanation, explains
 from sgdiag.rules.postmortem.serving_transfers import ERRNOS, REASONS, TRANSPORT, Case
 
@@ -101,3 +102,28 @@ def router(incident: Incident) -> Explanation | None:
         playbook="router-without-workers",
     )
     return Explanation(finding, at, "symptom")
+
+
+@explains("disaggregation-code-failed")
+def code_failed(incident: Incident) -> Explanation | None:
+    """An exception from inside the code that splits prefill and decode, which no other rule knows."""
+    found = blamed(incident, "disaggregation")
+    if found is None:
+        return None
+    finding = Finding(
+        id="disaggregation-code-failed",
+        title="splitting prefill and decode failed" + (f" in {found.place}" if found.place else ""),
+        verdict=found.verdict,
+        family=_SPLIT,
+        confidence=found.sure,
+        evidence=(found.evidence(),),
+        cause="this code met a state, an option or an answer of the other side that it does not expect; the "
+        "exception's own text says which",
+        advice=(
+            Advice("start both sides with one release and the same flags", "pip show sglang"),
+            Advice("read the other side's log of the same minute", "sgdiag explain PREFILL.log DECODE.log"),
+            Advice("serve from one server to confirm it", "remove --disaggregation-mode"),
+        ),
+        playbook="disaggregation-code-failed",
+    )
+    return Explanation(finding, found.at, "symptom")

@@ -92,10 +92,10 @@ def proxied(incident: Incident) -> Explanation | None:
 @explains("warm-up-timed-out", "warm-up-failed")
 def warm_up(incident: Incident) -> Explanation | None:
     """The first request did not come back, and nothing in the log says why."""
-    failed = incident.first("warm-up-failed")
+    late = incident.first("warm-up-read-timeout")
+    failed = incident.first("warm-up-failed") or (late if late is not None and _own_address(late) else None)
     if failed is None or incident.first("watchdog-timeout", "warm-up-answered-by-proxy"):
         return None
-    late = incident.first("warm-up-read-timeout")
     finding_id = "warm-up-timed-out" if late else "warm-up-failed"
     longer = Advice(
         "if compilers were at work, wait longer once",
@@ -122,6 +122,10 @@ def warm_up(incident: Incident) -> Explanation | None:
         playbook=finding_id,
     )
     return Explanation(finding, late or failed, "symptom")
+
+
+def _own_address(late: Sighting) -> bool:
+    return any(host in late.text for host in ("127.0.0.1", "localhost"))
 
 
 _ILLEGAL = ("APERTURE", "MEMORY_FAULT", "ILLEGAL_INSTRUCTION")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from sgdiag.model import Advice, Family, Fault, Finding, Frame, Incident, Sighting
+from sgdiag.model import Advice, Family, Finding, Incident, Sighting
+from sgdiag.rules.postmortem.blame import blamed
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _HICACHE: Family = "hicache"
@@ -86,16 +85,36 @@ def _store_out_of_reach(incident: Incident) -> Sighting | None:
     return incident.first("transfer-engine-failed")
 
 
-_OF_OTHERS = ("CUDA error", "out of memory", "NCCL", "gloo", "Connection", "Broken pipe", "HIP error", "memory leak")
-_HICACHE_STEP = re.compile(r"load_back|back_?up|hicache|prefetch|writing_check|loading_check|host")
-_HICACHE_FILES = (
-    "hiradix_cache",
-    "cache_controller",
-    "memory_pool_host",
-    "hicache",
-    "pool_host/",
-    "mem_cache/storage/",
-)
+@explains("hicache-kernel-unavailable")
+def slower_kernel(incident: Incident) -> Explanation | None:
+    """The kernel that copies between host and GPU cannot be used for this model."""
+    at = incident.first("hicache-kernel-unavailable")
+    if at is None:
+        return None
+    size = at.fields.get("bytes")
+    finding = Finding(
+        id="hicache-kernel-unavailable",
+        title="the hierarchical cache copies without its own kernel"
+        + (f": it does not take {size} bytes per token and layer" if size else ""),
+        verdict="WARN",
+        family=_HICACHE,
+        confidence=0.6,
+        evidence=(at.evidence(),),
+        cause=(
+            "the kernel takes multiples of 128 bytes only, and this KV type has another size; "
+            if size
+            else "the kernel could not be built or loaded, for the reason that the line gives; "
+        )
+        + "copies go through the precompiled kernels, which need not know this layout either",
+        told="right; it does not say that the server goes on with other kernels",
+        advice=(
+            Advice("take a KV type whose size the kernel takes", "--kv-cache-dtype auto"),
+            Advice("copy without kernels", "--hicache-io-backend direct", "the driver copies page by page"),
+            _OFF,
+        ),
+        playbook="hicache-kernel-unavailable",
+    )
+    return Explanation(finding, at, "cause")
 
 
 @explains("hicache-refused", "hicache-code-failed")
@@ -119,21 +138,16 @@ def code_failed(incident: Incident) -> Explanation | None:
     thread = incident.first("hicache-thread-died")
     if thread is not None:
         return _thread_died(incident, thread)
-    death = incident.first_death
-    if (
-        death is None
-        or not _inside(death)
-        or incident.first("hicache-host-memory", "hicache-pool-too-small", "hicache-storage")
-    ):
+    found = blamed(incident, "hicache")
+    if found is None or incident.first("hicache-host-memory", "hicache-pool-too-small", "hicache-storage"):
         return None
-    innermost = next(frame for frame in reversed(death.frames) if _is_hicache(frame))
     finding = Finding(
         id="hicache-code-failed",
-        title=f"the hierarchical cache failed in {innermost.function}",
-        verdict="FAIL",
+        title="the hierarchical cache failed" + (f" in {found.place}" if found.place else ""),
+        verdict=found.verdict,
         family=_HICACHE,
-        confidence=0.75,
-        evidence=(death.evidence(f"{death.text} in {innermost.function} ({innermost.file}:{innermost.line})"),),
+        confidence=found.sure,
+        evidence=(found.evidence(),),
         cause="an assertion or error in SGLang's own bookkeeping between GPU, host and storage",
         advice=(
             _OFF,
@@ -142,7 +156,7 @@ def code_failed(incident: Incident) -> Explanation | None:
         ),
         playbook="hicache-code-failed",
     )
-    return Explanation(finding, death, "cause")
+    return Explanation(finding, found.at, "cause" if found.raised else "symptom")
 
 
 def _thread_died(incident: Incident, thread: Sighting) -> Explanation:
@@ -160,15 +174,6 @@ def _thread_died(incident: Incident, thread: Sighting) -> Explanation:
         playbook="hicache-code-failed",
     )
     return Explanation(finding, thread, "cause")
-
-
-def _inside(death: Fault) -> bool:
-    return any(_is_hicache(frame) for frame in death.frames[-4:]) and not any(text in death.text for text in _OF_OTHERS)
-
-
-def _is_hicache(frame: Frame) -> bool:
-    shared = "unified_radix_cache" in frame.file or "unified_cache_components" in frame.file
-    return (shared and bool(_HICACHE_STEP.search(frame.function))) or any(name in frame.file for name in _HICACHE_FILES)
 
 
 def _raised(incident: Incident, at: Sighting) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sgdiag.model import Advice, Family, Fault, Finding, Frame, Incident, Sighting
+from sgdiag.model import Advice, Family, Finding, Incident, Sighting
+from sgdiag.rules.postmortem.blame import blamed
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _PARALLEL: Family = "dp-attention-or-deepep"
@@ -214,40 +215,27 @@ def refused(incident: Incident) -> Explanation | None:
     return Explanation(finding, at, "cause")
 
 
-_OF_OTHERS = re.compile(
-    r"CUDA error|out of memory|NCCL|gloo|Connection|Broken pipe|HIP error|memory leak", re.IGNORECASE
-)
-_DP_STEP = re.compile(r"mlp_sync|dp_gather|dp_scatter")
-_DP_FILES = ("layers/dp_attention.py", "dp_attn", "data_parallel_controller.py", "token_dispatcher/")
+_DEEPEP = ("deepep-timeout", "deepep-assertion", "deepep-too-many-tokens", "deepep-transport", "deepep-missing")
 
 
 @explains("dp-attention-code-failed")
 def code_failed(incident: Incident) -> Explanation | None:
     """An exception from inside the attention-DP or dispatch code that no other rule knows."""
-    death = incident.first_death
-    if death is None or not _inside(death) or _OF_OTHERS.search(death.text):
+    found = blamed(incident, "parallel")
+    if found is None or incident.first(*_DEEPEP):
         return None
-    innermost = next(frame for frame in reversed(death.frames) if _is_parallel(frame))
     finding = Finding(
         id="dp-attention-code-failed",
-        title=f"attention DP or the expert dispatch failed in {innermost.function}",
-        verdict="FAIL",
+        title="attention DP or the expert dispatch failed" + (f" in {found.place}" if found.place else ""),
+        verdict=found.verdict,
         family=_PARALLEL,
-        confidence=0.7,
-        evidence=(death.evidence(f"{death.text} in {innermost.function} ({innermost.file}:{innermost.line})"),),
+        confidence=found.sure,
+        evidence=(found.evidence(),),
         cause="the batch or layout at hand is one that this code does not expect",
         advice=(_WITHOUT, Advice("try the dispatch without an expert backend", "--moe-a2a-backend none")),
         playbook="dp-attention-code-failed",
     )
-    return Explanation(finding, death, "symptom")
-
-
-def _inside(death: Fault) -> bool:
-    return any(_is_parallel(frame) for frame in death.frames[-3:])
-
-
-def _is_parallel(frame: Frame) -> bool:
-    return bool(_DP_STEP.search(frame.function)) or any(name in frame.file for name in _DP_FILES)
+    return Explanation(finding, found.at, "cause" if found.raised else "symptom")
 
 
 _EXCEPTION = re.compile(r"\W*\w*(?:Error|Exception|assert)|output tensor|input tensor|.*, not 4\b")

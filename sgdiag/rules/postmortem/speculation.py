@@ -21,7 +21,15 @@ _MOST: dict[Link, float] = {"frames": 0.95, "server": 0.8, "unknown": 0.6}
 _APART = 0.7
 """The same where a server speculates, but the whole traceback shows nothing of it."""
 
-_SIZES = ("sizes-differ", "expanded-sizes-differ", "joined-sizes-differ", "matrices-differ", "shape-invalid")
+_SIZES = (
+    "sizes-differ",
+    "expanded-sizes-differ",
+    "joined-sizes-differ",
+    "matrices-differ",
+    "shape-invalid",
+    "kernel-sizes-differ",
+    "shapes-differ",
+)
 TOO_LATE = (
     "The server may have loaded both models and captured its graphs without a complaint: the shapes meet at the "
     "first request that drafts"

@@ -33,11 +33,34 @@ class _Accepted(NamedTuple):
 def spec_acceptance(incident: Incident) -> Explanation | None:
     accepted = _accepted(incident)
     told = setting(incident)
+    if accepted is None:
+        return _told_in_words(incident)
     # In adaptive mode step 0 is plain decoding: one token for each step is then as it should be.
-    if accepted is None or accepted.length_tokens - 1 > FEW_ACCEPTED_DRAFTS or told.steps == 0:
+    if accepted.length_tokens - 1 > FEW_ACCEPTED_DRAFTS or told.steps == 0:
         return None
     finding = _never(accepted, told) if accepted.length_tokens <= NEVER_ACCEPTED_TOKENS else _seldom(accepted, told)
     return Explanation(finding, accepted.at, "cause")
+
+
+def _told_in_words(incident: Incident) -> Explanation | None:
+    """Somebody says that the rate is low; the figure alone does not tell how many drafts that is for each step."""
+    at = incident.first("accept-rate-low")
+    if at is None:
+        return None
+    rate = at.fields.get("rate")
+    finding = Finding(
+        id="spec-acceptance-low",
+        family="spec-acceptance",
+        title="few drafted tokens are said to be accepted" + (f": a rate of {rate}" if rate else ""),
+        verdict="WARN",
+        confidence=0.5,
+        evidence=(at.evidence(),),
+        cause=f"{_OTHER_TRAFFIC}. How much that costs needs the accept length and the number of draft steps",
+        told="SGLang prints the figure without judging it",
+        advice=_FEWER_STEPS,
+        playbook="spec-acceptance-low",
+    )
+    return Explanation(finding, at, "symptom")
 
 
 def _accepted(incident: Incident) -> _Accepted | None:
@@ -62,6 +85,17 @@ def _said(incident: Incident, rank: Rank) -> Evidence:
 _AS_EAGLE = "an EAGLE-3 head that runs as EAGLE skips its projection without a word"
 
 
+_OTHER_TRAFFIC = (
+    "The draft was trained for other traffic or another fine-tune, or the prompts are longer than it knows; the log "
+    "cannot tell which"
+)
+_FEWER_STEPS = (
+    Advice("draft one step only", "--speculative-num-steps 1 --speculative-eagle-topk 1", "less is thrown away"),
+    Advice("or let SGLang choose (0.5.14 and later)", "--speculative-adaptive", "steps follow the accept length"),
+    Advice("check that the draft was trained for this target", "--speculative-draft-model-path", "accept length rises"),
+)
+
+
 def _never(accepted: _Accepted, told: Setting) -> Finding:
     as_eagle = told.algorithm in ("EAGLE", "NEXTN")
     return Finding(
@@ -69,7 +103,8 @@ def _never(accepted: _Accepted, told: Setting) -> Finding:
         family="spec-acceptance",
         title=f"no draft is ever right: accept length {accepted.length_tokens:.2f}",
         verdict="FAIL",
-        confidence=0.85,
+        # Without the server's arguments the figure may as well be that of a model whose output is garbage.
+        confidence=0.85 if told.algorithm else 0.7,
         evidence=accepted.evidence,
         cause=(
             "1.00 is the bonus token that each verify step yields anyway: the draft does not fit the target or is "
@@ -107,23 +142,10 @@ def _seldom(accepted: _Accepted, told: Setting) -> Finding:
         cause=(
             f"accept length {accepted.length_tokens:.2f} means {drafts:.2f} right drafts"
             + (f" of {told.steps} steps" if told.steps else "")
-            + f"; SGLang's own adaptive mode stops drafting at {FEW_ACCEPTED_DRAFTS}. The draft was trained for "
-            "other traffic or another fine-tune, or the prompts are longer than it knows; the log cannot tell which"
+            + f"; SGLang's own adaptive mode stops drafting at {FEW_ACCEPTED_DRAFTS}. {_OTHER_TRAFFIC}"
         ),
         told="SGLang prints the figure without judging it",
-        advice=(
-            Advice(
-                "draft one step only", "--speculative-num-steps 1 --speculative-eagle-topk 1", "less is thrown away"
-            ),
-            Advice(
-                "or let SGLang choose (0.5.14 and later)", "--speculative-adaptive", "steps follow the accept length"
-            ),
-            Advice(
-                "check that the draft was trained for this target",
-                "--speculative-draft-model-path",
-                "accept length rises",
-            ),
-        ),
+        advice=_FEWER_STEPS,
         playbook="spec-acceptance-low",
     )
 
@@ -138,7 +160,9 @@ def spec_slower_than_plain(incident: Incident) -> Explanation | None:
         key=lambda rank: rank.running_requests.or_else(0),
         default=None,
     )
-    if busiest is None or incident.last is None or speculation.adaptive.or_else(False):
+    if busiest is None or incident.last is None:
+        return _slower_in_words(incident)
+    if speculation.adaptive.or_else(False):
         return None
     requests, length = busiest.running_requests.or_else(0), busiest.accept_length_tokens.or_else(0.0)
     if requests < PLAIN_FROM_REQUESTS or length - 1 <= FEW_ACCEPTED_DRAFTS:
@@ -164,18 +188,42 @@ def spec_slower_than_plain(incident: Incident) -> Explanation | None:
             "without speculation at this load"
         ),
         told="SGLang says nothing about it",
-        advice=(
-            Advice(
-                "measure both at this concurrency",
-                f"python -m sglang.bench_serving --max-concurrency {requests}",
-                "the faster one is known",
-            ),
-            Advice(
-                "let SGLang stop drafting under load (0.5.14 and later)",
-                "--speculative-adaptive",
-                "large batches decode plainly",
-            ),
-        ),
+        advice=_measure(str(requests)),
         playbook="spec-slower-than-plain",
     )
     return Explanation(finding, incident.last, "symptom")
+
+
+def _slower_in_words(incident: Incident) -> Explanation | None:
+    at = incident.first("speculation-slower")
+    if at is None:
+        return None
+    finding = Finding(
+        id="spec-slower-than-plain",
+        family="spec-slower-than-plain",
+        title="speculation is said to be slower than plain decoding",
+        verdict="WARN",
+        confidence=0.5,
+        evidence=(at.evidence(),),
+        cause="drafting pays while a step is bound by reading weights, and only if drafts are accepted. Which of the "
+        "two fails here needs accept length, draft steps and the number of running requests",
+        told="SGLang says nothing about it",
+        advice=_measure("N"),
+        playbook="spec-slower-than-plain",
+    )
+    return Explanation(finding, at, "symptom")
+
+
+def _measure(requests: str) -> tuple[Advice, ...]:
+    return (
+        Advice(
+            "measure both at this concurrency",
+            f"python -m sglang.bench_serving --max-concurrency {requests}",
+            "the faster one is known",
+        ),
+        Advice(
+            "let SGLang stop drafting under load (0.5.14 and later)",
+            "--speculative-adaptive",
+            "large batches decode plainly",
+        ),
+    )

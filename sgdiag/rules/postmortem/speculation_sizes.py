@@ -90,15 +90,22 @@ def _weights(sizes: Sizes, output: int, told: Setting) -> Reading | None:
     layers, rest = divmod(expected, output)
     if rest or not 1 <= layers <= MOST_AUX_LAYERS:
         return None
+    if layers == 3 and given > expected and given % expected == 0:
+        # No head takes six or nine layers, and a target twice or three times as wide as the draft's own is common.
+        return _other_width(given, expected, layers, proof=0.85)
     if given % output == 0 and {1, 3} & {layers, given // output}:
         return _aux_layers(given // output, layers, output)
     if given % layers == 0 and given // layers >= NARROWEST_HIDDEN:
-        return _another_target(
-            f"{given:,} = {layers} x {given // layers:,} came from the target, the draft expects {expected:,} = "
-            f"{layers} x {output:,}: their hidden sizes differ",
-            0.75,
-        )
+        return _other_width(given, expected, layers, proof=0.75)
     return None
+
+
+def _other_width(given: int, expected: int, layers: int, *, proof: float) -> Reading:
+    return _another_target(
+        f"{given:,} = {layers} x {given // layers:,} came from the target, the draft expects {expected:,} = "
+        f"{layers} x {expected // layers:,}: their hidden sizes differ",
+        proof,
+    )
 
 
 def _another_target(cause: str, proof: float) -> Reading:

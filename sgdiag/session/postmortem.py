@@ -1,0 +1,27 @@
+"""From logs to an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sgdiag.model import Finding, Incident
+from sgdiag.rules.postmortem import explain
+from sgdiag.sources.postmortem import read_both
+
+
+def explain_logs(paths: Sequence[str]) -> tuple[Incident, tuple[Finding, ...]]:
+    """What the logs tell and what explains it, the most telling finding first.
+
+    A short text in which nothing is found is looked at once more with its wrapped lines joined, since much of what
+    people paste went through a terminal or a form. Raises SourceError as ``read_both`` does.
+    """
+    incident, whole = read_both(paths)
+    findings = explain(incident)
+    if whole is None or _explained(findings):
+        return incident, findings
+    again = explain(whole)
+    return (whole, again) if _explained(again) else (incident, findings)
+
+
+def _explained(findings: tuple[Finding, ...]) -> bool:
+    return findings[0].verdict in ("FAIL", "WARN")
