@@ -21,13 +21,13 @@ def attach(target: str | None, **how: Any) -> None:
     """
     if not sys.stdout.isatty():
         raise SgdiagError("the terminal UI needs a terminal", "use `sgdiag status` for text or `status --json`")
-    from sgdiag.rules import evaluate
+    from sgdiag.fixes.answers import judge
     from sgdiag.session.attach import open_feed
     from sgdiag.tui import run
 
     feed = open_feed(target, options.access(**how), choose=_choose)
     try:
-        run(feed, evaluate)
+        run(feed, judge)
     finally:
         feed.close()
 

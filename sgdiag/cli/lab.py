@@ -61,6 +61,7 @@ def lab() -> None:
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel ranks: 1, 2 or 4.")
 @click.option("--accept", default=0.8, show_default=True, help="Share of tokens whose draft is right.")
 @click.option("--port", type=int, help="Port on 127.0.0.1; a free one by default.")
+@click.option("--force-port", is_flag=True, help="Take --port even if something listens on it, to see SGLang fail.")
 @click.option("--name", help="Name for the other commands; made from the release by default.")
 @click.option(
     "--api-key-file", type=click.Path(path_type=Path), help="File with the API key that the server shall ask for."
@@ -75,6 +76,7 @@ def up(
     tp: int,
     accept: float,
     port: int | None,
+    force_port: bool,
     name: str | None,
     api_key_file: Path | None,
     ready_limit: float,
@@ -94,6 +96,7 @@ def up(
         tp=tp,
         accept=accept,
         port=port,
+        force_port=force_port,
         name=name,
         api_key=None if api_key_file is None else _read_key(api_key_file),
         extra_args=sglang_flags,
@@ -110,6 +113,9 @@ def up(
 @click.option("--seconds", type=float, help="Stop after that long; 20 unless --requests is given.")
 @click.option("--requests", type=int, help="Stop after that many requests.")
 @click.option("--max-new-tokens", default=128, show_default=True, help="Tokens per request.")
+@click.option(
+    "--heed-eos", is_flag=True, help="Let SGLang guess how long outputs get, so that it admits more and may retract."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @_reports_errors
 def load(
@@ -118,6 +124,7 @@ def load(
     seconds: float | None,
     requests: int | None,
     max_new_tokens: int,
+    heed_eos: bool,
     as_json: bool,
 ) -> None:
     """Put load on a server and check each token.
@@ -131,7 +138,7 @@ def load(
     target = api.find(name)
     if target.interpreted:
         note(f"note: SGLang {target.release} speculates at about 2 tokens/s here")
-    result = api.load(target, concurrency, max_new_tokens, requests=requests, seconds=seconds)
+    result = api.load(target, concurrency, max_new_tokens, requests=requests, seconds=seconds, ignore_eos=not heed_eos)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(result)))
     else:

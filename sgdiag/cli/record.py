@@ -52,8 +52,8 @@ def replay(file: Path, speed: float, loop: bool) -> None:
     """Open the terminal UI on the recording FILE."""
     if not sys.stdout.isatty():
         raise SgdiagError("the terminal UI needs a terminal", f"use `sgdiag status {file}` for text")
-    from sgdiag.rules import evaluate
+    from sgdiag.fixes.answers import judge
     from sgdiag.session.recording import ReplayFeed
     from sgdiag.tui import run
 
-    run(ReplayFeed(file, speed=speed, loop=loop), evaluate)
+    run(ReplayFeed(file, speed=speed, loop=loop), judge)

@@ -42,11 +42,13 @@ class Client:
         except urllib3.exceptions.HTTPError:
             return False
 
-    def generate(self, prompt: Sequence[int], max_new_tokens: int, limit_s: float) -> Generation:
+    def generate(
+        self, prompt: Sequence[int], max_new_tokens: int, limit_s: float, *, ignore_eos: bool = True
+    ) -> Generation:
         """Continue `prompt` (token ids) greedily by exactly `max_new_tokens`; LabError says why it could not."""
         body = {
             "input_ids": list(prompt),
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos},
         }
         try:
             response = self._pool.request("POST", "/generate", json=body, timeout=limit_s)

@@ -116,12 +116,16 @@ def run(
     requests: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    ignore_eos: bool = True,
     stop: threading.Event | None = None,
 ) -> LoadResult:
     """Keep `concurrency` requests in flight until `requests` are done or `seconds` are over, whichever is first.
 
     Without either limit it runs for 20 seconds. Requests in flight at the end are waited for and counted. Ctrl-C or
     `stop` ends it early with what was done so far. LabError for numbers out of range, or when no request succeeded.
+
+    SGLang admits requests that ignore the end token only where all their tokens fit. Without `ignore_eos` it estimates
+    how many will be needed, and retracts where that was too few; these models never say the end token either way.
     """
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise LabError(f"concurrency {concurrency} is out of range; give 1 to {MAX_CONCURRENCY}")
@@ -133,7 +137,8 @@ def run(
         seconds = MAX_SECONDS if requests is not None else 20.0
     if not 0 < seconds <= MAX_SECONDS:
         raise LabError(f"seconds {seconds:g} is out of range; give more than 0, at most {MAX_SECONDS:.0f}")
-    return _Run(lab, concurrency, max_new_tokens, requests, seconds, seed, stop or threading.Event()).result()
+    stop = stop or threading.Event()
+    return _Run(lab, concurrency, max_new_tokens, requests, seconds, seed, ignore_eos, stop).result()
 
 
 def _check_prompt(prompt: Sequence[int], table: Sequence[int]) -> None:
@@ -152,6 +157,7 @@ class _Run:
         requests: int | None,
         seconds: float,
         seed: int,
+        ignore_eos: bool,
         stop: threading.Event,
     ) -> None:
         self._lab = lab
@@ -162,6 +168,7 @@ class _Run:
         self._budget = requests
         self._seconds = seconds
         self._random = random.Random(seed)  # noqa: S311 - reproducible prompts, no secret
+        self._ignore_eos = ignore_eos
         self._stop = stop
         self._lock = threading.Lock()
         self._done: list[tuple[float, Generation]] = []
@@ -202,7 +209,9 @@ class _Run:
         while (prompt := self._next_prompt()) is not None:
             started = time.monotonic()
             try:
-                generation = self._client.generate(prompt, self._max_new_tokens, REQUEST_LIMIT_S)
+                generation = self._client.generate(
+                    prompt, self._max_new_tokens, REQUEST_LIMIT_S, ignore_eos=self._ignore_eos
+                )
             except LabError as error:
                 with self._lock:
                     self._errors.append(str(error))

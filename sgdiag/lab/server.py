@@ -43,6 +43,7 @@ def up(
     layers: int = 4,
     seed: int = 0,
     port: int | None = None,
+    force_port: bool = False,
     name: str | None = None,
     extra_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
@@ -53,7 +54,8 @@ def up(
     """Start a server and return when it has generated its first tokens; builds what is missing first.
 
     `accept` is the share of tokens whose draft is right. `extra_args` go last on SGLang's command line, `env` over its
-    environment. `progress` gets one line per step. LabError if it cannot start; its `detail` is the end of the log.
+    environment. `force_port` takes `port` even if something listens on it. `progress` gets one line per step. LabError
+    if it cannot start; its `detail` is the end of the log.
     """
     wanted = Wanted(
         release=releases.find(release),
@@ -75,7 +77,7 @@ def up(
     started = time.monotonic()
     # Names and ports are claimed by the state file, so no other call may look between the choice and the file.
     with build.locked("servers", progress, limit_s=60.0):
-        lab = _launch(wanted, models, port, name)
+        lab = _launch(wanted, models, port, name, force_port)
     progress(f"server {lab.name}: SGLang {release} on port {lab.port}, log {lab.log}")
     shared: set[str] = set()
     try:
@@ -152,14 +154,17 @@ def _default_name(release: str, speculative: bool) -> str:
     return f"sglang-{release}-speculative" if speculative else f"sglang-{release}"
 
 
-def _launch(wanted: Wanted, models: Path, port: int | None, name: str | None) -> Lab:
+def _launch(wanted: Wanted, models: Path, port: int | None, name: str | None, force_port: bool) -> Lab:
     """Choose what was left open, start the launcher and write the state file."""
     release = wanted.release.version
     taken = _forget_dead()
     if name in taken:
         raise LabError(f"lab {name} is running already; end it with: sgdiag lab down {name}")
     name = name or state.free_name(_default_name(release, wanted.speculative), taken)
-    port = choose_port({lab.port for lab in labs()}) if port is None else check_port(port)
+    if port is None:
+        port = choose_port({lab.port for lab in labs()})
+    elif not force_port:
+        check_port(port)
     arguments = command.arguments(wanted, models, port)
     mark, tmp, log = uuid.uuid4().hex, _make_tmp_dir(), home.servers_dir() / f"{name}.log"
     environment = command.environment(

@@ -79,7 +79,6 @@ def kv_slots_unaccounted(snapshot: Snapshot) -> Finding | None:
             ),
             Advice("restart the server when it is convenient, at once if slots were freed twice"),
         ),
-        playbook="kv-slots-unaccounted",
     )
 
 

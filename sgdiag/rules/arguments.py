@@ -52,7 +52,6 @@ def server_argument_changed(snapshot: Snapshot) -> Finding | None:
                 f"until then: {'; '.join(effects)}" if effects else "",
             ),
         ),
-        playbook="server-argument-changed",
     )
 
 

@@ -64,7 +64,6 @@ def spec_info_width_mismatch(snapshot: Snapshot) -> Finding | None:
             ),
             Advice("otherwise restart the server", effect="a batch of this kind does not recover by itself"),
         ),
-        playbook="spec-info-width-mismatch",
     )
     return _weighed(passed, failed)
 
@@ -156,7 +155,6 @@ def out_cache_loc_mismatch(snapshot: Snapshot) -> Finding | None:
             ),
             Advice("otherwise restart the server: answers since may be wrong", effect="slots and tokens agree"),
         ),
-        playbook="out-cache-loc-mismatch",
     )
     return _weighed(passed, failed)
 

@@ -51,7 +51,6 @@ def custom_allreduce_off(snapshot: Snapshot) -> Finding | None:
         cause=reason.cause,
         told="SGLang's warning only offers to silence itself; the allreduce stays slow",
         advice=reason.advice,
-        playbook="custom-allreduce-off",
     )
 
 

@@ -45,7 +45,6 @@ def nccl_environment_wrong(snapshot: Snapshot) -> Finding | None:
             "NCCL says so only with NCCL_DEBUG=INFO, Gloo when it fails"
         ),
         advice=tuple(dict.fromkeys(advice for _, advice in problems)),
-        playbook="nccl-environment-wrong",
     )
 
 
@@ -196,5 +195,4 @@ def expandable_segments(snapshot: Snapshot) -> Finding | None:
             Advice("unset it", f"unset {name}", "graphs are captured with custom allreduce"),
             Advice("or do without custom allreduce", "--disable-custom-all-reduce", "allreduces go through NCCL"),
         ),
-        playbook="expandable-segments-custom-allreduce",
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any, TypeGuard
 
+import msgspec
+
 from sgdiag.model import Advice, Evidence, Fact, Finding, Gpu, Known, Rank, Snapshot, Unknown
 
 
@@ -48,6 +50,11 @@ def broken_rule(finding_id: str, error: Exception) -> Finding:
         confidence=0.0,
         cause=f"a defect in sgdiag: {type(error).__name__}: {error}",
     )
+
+
+def with_playbook(finding: Finding) -> Finding:
+    """Every finding has a page of its own, named by its id."""
+    return msgspec.structs.replace(finding, playbook=finding.id)
 
 
 def rank_label(snapshot: Snapshot, rank: Rank) -> str:

@@ -35,7 +35,6 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
             evidence=(seen(snapshot.server.args, f"{written} is set"),),
             cause="without graphs each decode step launches every kernel one by one from the CPU",
             advice=(Advice("drop the flag", written, "shorter decode steps at small batches"),),
-            playbook="decode-without-graph",
         )
     missed = [
         rank
@@ -73,7 +72,6 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
             else "the batch's size, width or mode matches no captured graph"
         ),
         advice=(_capture_more(snapshot, missed, graphs if above else None),),
-        playbook="decode-without-graph",
     )
 
 
@@ -148,7 +146,6 @@ def graph_padding_high(snapshot: Snapshot) -> Finding | None:
                 "fewer rows per step; one graph more takes memory",
             ),
         ),
-        playbook="graph-padding-high",
     )
 
 
@@ -214,5 +211,4 @@ def graph_width_mismatch(snapshot: Snapshot) -> Finding | None:
                 "--speculative-adaptive",
             ),
         ),
-        playbook="graph-width-mismatch",
     )

@@ -179,7 +179,6 @@ def rank_stuck(snapshot: Snapshot) -> Finding | None:
             *_advice(accused, told),
             *explain_log(snapshot, "says what the ranks printed last, and what came first"),
         ),
-        playbook="rank-stuck",
     )
 
 

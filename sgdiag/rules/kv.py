@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from sgdiag.analysis.format import plural
 from sgdiag.analysis.kv_budget import budget_of
 from sgdiag.model import Advice, Evidence, Finding, Known, Rank, Snapshot
 from sgdiag.rules.evidence import cannot_tell, rank_label, seen
@@ -61,7 +62,6 @@ def kv_pool_exhausted(snapshot: Snapshot) -> Finding | None:
         ),
         told='the log calls it "KV cache pool is full"; no CUDA memory ran out' if retracting else "",
         advice=tuple(_more_room(snapshot, worst)),
-        playbook="kv-pool-exhausted",
     )
 
 
@@ -191,7 +191,7 @@ def running_limit_reached(snapshot: Snapshot) -> Finding | None:
         advice = _raise_limit(bound, workers)
     if asked is not None:
         evidence.append(
-            seen(snapshot.server.args, f"--max-running-requests is {asked}, for {workers} workers together")
+            seen(snapshot.server.args, f"--max-running-requests is {asked}, for {plural(workers, 'worker')}")
         )
     return Finding(
         id="running-limit-reached",
@@ -200,7 +200,6 @@ def running_limit_reached(snapshot: Snapshot) -> Finding | None:
         evidence=tuple(evidence),
         cause=cause,
         advice=(advice,),
-        playbook="running-limit-reached",
     )
 
 

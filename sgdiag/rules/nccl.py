@@ -52,7 +52,6 @@ def nccl_rank_missing(snapshot: Snapshot) -> Finding | None:
             _STACKS,
             *([] if worst == _LOST.index("absent") else [Advice("restart the server: the group cannot be mended", "")]),
         ),
-        playbook="nccl-rank-missing",
     )
 
 
@@ -84,7 +83,6 @@ def nccl_rank_lagging(snapshot: Snapshot) -> Finding | None:
         ),
         told="the watchdogs name the ranks that wait, not the one that is waited for",
         advice=(_STACKS,),
-        playbook="nccl-rank-lagging",
     )
 
 

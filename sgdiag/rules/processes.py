@@ -47,7 +47,6 @@ def orphaned_scheduler(snapshot: Snapshot) -> Finding | None:
             ),
             *explain_log(snapshot, "says what ended the launcher, if the log does"),
         ),
-        playbook="orphaned-scheduler",
     )
 
 
@@ -88,7 +87,6 @@ def gpu_memory_held_by_others(snapshot: Snapshot) -> Finding | None:
         ),
         cause="SGLang sizes its pool from what is free at start: others make it smaller, or the next start fail",
         advice=(Advice("find out whose they are, and whether a server left them behind", "sgdiag processes"),),
-        playbook="gpu-memory-held-by-others",
     )
 
 
@@ -123,7 +121,6 @@ def gpu_memory_without_process(snapshot: Snapshot) -> Finding | None:
                 "the memory comes back",
             ),
         ),
-        playbook="gpu-memory-without-process",
     )
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from sgdiag.model import SEVERITY, Family, Finding, Snapshot
-from sgdiag.rules.evidence import broken_rule
+from sgdiag.rules.evidence import broken_rule, with_playbook
 
 Judge: TypeAlias = Callable[[Snapshot], Finding | None]
 
@@ -56,4 +56,4 @@ def _judgements(snapshot: Snapshot) -> Iterator[Finding]:
             yield broken_rule(finding_id, error)
         else:
             if finding is not None:
-                yield msgspec.structs.replace(finding, family=_FAMILIES[finding_id])
+                yield with_playbook(msgspec.structs.replace(finding, family=_FAMILIES[finding_id]))

@@ -27,7 +27,6 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
                 Advice("wait, and watch the log", "sgdiag attach", "health turns to up"),
                 *explain_log(snapshot, "says at which stage it is, and whether something failed on the way"),
             ),
-            playbook="server-not-serving",
         )
     last_errors = tuple(Evidence(f"log:{line.number}", line.text) for line in snapshot.log.errors[-3:])
     down = health.value == "down"
@@ -48,7 +47,6 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
             ),
             Advice("look for ranks that outlived it", "sgdiag doctor", "an orphaned scheduler holds GPU memory"),
         ),
-        playbook="server-not-serving",
     )
 
 
@@ -79,5 +77,4 @@ def sources_disagree(snapshot: Snapshot) -> Finding | None:
             "argument after it was given"
         ),
         advice=(Advice("check that URL, process and log belong to one server", "sgdiag doctor"),),
-        playbook="sources-disagree",
     )

@@ -44,7 +44,6 @@ def torch_not_built_for_gpu(snapshot: Snapshot) -> Finding | None:
                 effect="kernels load",
             ),
         ),
-        playbook="torch-not-built-for-gpu",
     )
 
 
@@ -79,7 +78,6 @@ def driver_older_than_torch(snapshot: Snapshot) -> Finding | None:
                 "its first lines name the CUDA version of the driver",
             ),
         ),
-        playbook="driver-older-than-torch",
     )
 
 
@@ -123,7 +121,6 @@ def cuda_toolkit_unfit(snapshot: Snapshot) -> Finding | None:
                 "kernels compile; those that were compiled before are not affected",
             ),
         ),
-        playbook="cuda-toolkit-unfit",
     )
 
 
@@ -160,7 +157,6 @@ def packages_unlike_release(snapshot: Snapshot) -> Finding | None:
                 "one tested set",
             ),
         ),
-        playbook="packages-unlike-release",
     )
 
 

@@ -70,7 +70,6 @@ def spec_acceptance_low(snapshot: Snapshot) -> Finding | None:
             ),
             *_fewer_steps(snapshot, steps.value, min(rank.accept_length_tokens.value for rank in judged)),
         ),
-        playbook="spec-acceptance-low",
     )
 
 
@@ -115,7 +114,6 @@ def spec_break_even(snapshot: Snapshot) -> Finding | None:
                     "the draft model's memory goes to the KV pool, too",
                 ),
             ),
-            playbook="spec-break-even",
         )
     if not isinstance(width, Known) or worst.accept_length / width.value >= WORTHWHILE_RATIO or worst.requests < 2:
         return None
@@ -137,7 +135,6 @@ def spec_break_even(snapshot: Snapshot) -> Finding | None:
             ),
             *_stop_above(snapshot, worst.requests),
         ),
-        playbook="spec-break-even",
     )
 
 
@@ -215,5 +212,4 @@ def spec_requested_but_off(snapshot: Snapshot) -> Finding | None:
         ),
         cause="SGLang dropped the request at start-up; its log says why near the server arguments",
         advice=(Advice("read the first hundred lines of the log", "sgdiag attach, log screen"),),
-        playbook="spec-requested-but-off",
     )

@@ -37,25 +37,42 @@ def find_release(proc: ProcFs, pid: int, argv: Sequence[str], environment: Mappi
     looked through in order; without the environment (``None``) that order is not known, so several packages leave the
     release unknown. Raises OSError if the process may not be looked into.
     """
+    found, certain = _candidates(proc, pid, argv, environment)
+    if not found:
+        return unknown("no SGLang package was found in the folders that the process uses")
+    if len({install.version for install in found}) > 1 and environment is None:
+        folders = ", ".join(install.folder for install in found)
+        return unknown(f"several SGLang packages ({folders}), and the search path of the process is not readable")
+    return _fact(found[0], certain=certain)
+
+
+def find_install(proc: ProcFs, pid: int, argv: Sequence[str], environment: Mapping[str, str] | None) -> Install | None:
+    """The package that process ``pid`` imported; None if there is none, or several and no telling which."""
+    found, _ = _candidates(proc, pid, argv, environment)
+    return found[0] if found and (len(found) == 1 or environment is not None) else None
+
+
+def install_in(root: Path) -> Install | None:
+    """The SGLang package in the folder ``root`` of this host."""
+    return _install_in(Path("/"), str(root))
+
+
+def _candidates(
+    proc: ProcFs, pid: int, argv: Sequence[str], environment: Mapping[str, str] | None
+) -> tuple[list[Install], bool]:
+    """The packages in the order of the search path, and whether the first is certain."""
     mapped = [path for path in parse_mapped_files(proc.text(pid, "maps")) if path.split("/")[-1].count(".so")]
     root = proc.root / str(pid) / "root"
     for path in mapped:
         before, package, _ = path.partition("/sglang/")
         if package and (install := _install_in(root, before)):
-            return _fact(install, certain=True)
+            return [install], True
     ahead = [] if environment is None else _search_path(argv, environment, proc.link(pid, "cwd"))
     found: dict[str, Install] = {}
     for folder in (*ahead, *_parent_folders(mapped)):
-        install = _install_in(root, folder) or _editable_in(root, folder)
-        if install is not None:
+        if install := _install_in(root, folder) or _editable_in(root, folder):
             found.setdefault(install.folder, install)
-    if not found:
-        return unknown("no SGLang package was found in the folders that the process uses")
-    versions = {install.version for install in found.values()}
-    if len(versions) > 1 and environment is None:
-        folders = ", ".join(found)
-        return unknown(f"several SGLang packages ({folders}), and the search path of the process is not readable")
-    return _fact(next(iter(found.values())), certain=False)
+    return list(found.values()), False
 
 
 def _fact(install: Install, *, certain: bool) -> Fact[str]:

@@ -163,6 +163,7 @@ class Reading:
             hit_ratio = Known(hits / (hits + misses), f"metrics:{names.TOKENS}", "derived", self.at)
         return Rank(
             id=rank,
+            retracted_requests=self._lately((names.RETRACTIONS, rank), earlier),
             retractions_total=self._total((names.RETRACTIONS, rank)),
             decode_tokens_per_s=self._rate((names.TOKENS, rank, names.DECODED), recently),
             prefill_tokens_per_s=self._rate((names.TOKENS, rank, names.PREFILLED), recently),
@@ -244,6 +245,12 @@ class Reading:
         """A counter; one that the server has not exported yet has not counted anything yet."""
         value = self.totals.counters.get(key)
         return Known(int(value or 0), f"metrics:{key[0]}", "measured" if value is not None else "derived", self.at)
+
+    def _lately(self, key: tuple[object, ...], before: Totals | None) -> Fact[int]:
+        """By how much a counter has grown since ``before``."""
+        if before is None:
+            return unknown(_NEEDS_TWO)
+        return Known(int(self._growth(key, before)), f"metrics:{key[0]}", "derived", self.at)
 
     def _growth(self, key: tuple[object, ...], before: Totals | None, *, since_start: bool = False) -> float:
         if before is None and not since_start:

@@ -134,7 +134,7 @@ def test_wrong_and_missing_values_are_reasons() -> None:
         assert isinstance(rank.kv.dtype, Unknown) and rank.kv.dtype.reason.startswith("not there: ")
         assert isinstance(rank.memory.free_before_load_bytes, Unknown)
         assert "0.5.14" in rank.memory.free_before_load_bytes.reason
-        assert rank.retracted_requests == unknown("the server counts it only with --enable-metrics")
+        assert rank.accept_length_tokens == unknown("the server counts it only with --enable-metrics")
         assert rank.decode_tokens_per_s.value == 55.5
         assert not [graph for graph in snapshot.graphs if isinstance(graph.enabled, Known)]
 

@@ -28,6 +28,10 @@ def test_a_wheel_holds_the_data_folders(wheel: Path) -> None:
         assert f"sgdiag/data/playbooks/{page.name}" in names
     for name in ("fixes", "kernels"):
         assert f"sgdiag/data/{name}/README.md" in names
+    for file in folder("fixes").rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            assert f"sgdiag/data/fixes/{file.relative_to(folder('fixes'))}" in names
+    assert not any("__pycache__" in name for name in names)
     assert "sgdiag/data/recordings/demo.sgdiag" in names
     assert "sgdiag/tui/app.tcss" in names
     assert "sgdiag/py.typed" in names
@@ -39,7 +43,7 @@ def test_a_wheel_holds_the_data_folders(wheel: Path) -> None:
 def test_a_wheel_works_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    for words in (["playbook", "kv-pool-exhausted"], ["demo", "--once"], ["lab", "--help"]):
+    for words in (["playbook", "kv-pool-exhausted"], ["demo", "--once"], ["lab", "--help"], ["fixes", "list"]):
         result = subprocess.run(
             [
                 sys.executable,

@@ -162,17 +162,19 @@ def test_counters_become_rates(scraped: Scraped) -> None:
             + tokens("prefill_compute", prefilled)
             + tokens("prefill_cache", cached)
             + "".join(gauge("num_requests_total", requests / 2, stream) for stream in streams)
-            + gauge("num_retracted_requests_total", 2.0)
+            + gauge("num_retracted_requests_total", 2.0 if requests == 10 else 5.0)
         )
 
     first = scraped.read(text(1000, 100, 0, 10))
     assert "second reading" in reason(only_rank(first).decode_tokens_per_s)
+    assert "second reading" in reason(only_rank(first).retracted_requests)
     second = scraped.read(text(1500, 200, 300, 14), after_s=5)
     rank = only_rank(second)
     assert rank.decode_tokens_per_s == Known(100.0, "metrics:sglang:realtime_tokens_total", "derived", 1005.0)
     assert rank.prefill_tokens_per_s.value == 20.0
     assert rank.cache_hit_ratio.value == 0.75
-    assert rank.retractions_total.value == 2
+    assert rank.retractions_total.value == 5
+    assert rank.retracted_requests == Known(3, "metrics:sglang:num_retracted_requests_total", "derived", 1005.0)
     assert second.latency.requests_per_s.value == pytest.approx(0.8)
     assert second.latency.aborted_requests_total == Known(
         0, "metrics:sglang:num_aborted_requests_total", "derived", 1005.0

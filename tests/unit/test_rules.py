@@ -268,7 +268,7 @@ def test_orphans_are_named_with_the_command_that_ends_them() -> None:
     processes = (Process(pid=41, orphan=known(True), title=known("sglang::scheduler")), Process(pid=42))
     finding = find(Snapshot(processes=processes), "orphaned-scheduler")
     assert finding is not None
-    assert finding.advice[0].command == "kill 41"
+    assert [advice.command for advice in finding.advice] == ["sgdiag processes --reap", "kill 41"]
 
 
 def test_foreign_memory_counts_on_the_servers_own_gpus_only() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sgdiag.model import Fault, Frame, Sighting, Spot, Stage
@@ -68,25 +69,32 @@ _ROUTINE = re.compile(rb"\[[^\]]{19,80}\] (?:INFO:  |Decode batch|Prefill batch)
 """Nearly all of a long log: no sign is looked for in these lines."""
 
 
-class _Compiled:
-    """A sign, ready to be searched for."""
+class _Searched:
+    """A sign whose pattern is compiled once one of its hints is met: most logs need a few of all."""
 
     def __init__(self, sign: Sign) -> None:
         self.id = sign.id
-        self.search = re.compile(sign.pattern).search
+        self._pattern = sign.pattern
+
+    @functools.cached_property
+    def search(self) -> Callable[[str], re.Match[str] | None]:
+        return re.compile(self._pattern).search
 
 
-def _by_hint() -> dict[str, list[_Compiled]]:
-    found: dict[str, list[_Compiled]] = {}
+def _by_hint() -> dict[str, list[_Searched]]:
+    found: dict[str, list[_Searched]] = {}
     for sign in SIGNS:
-        compiled = _Compiled(sign)
+        searched = _Searched(sign)
         for hint in sign.hints:
-            found.setdefault(hint, []).append(compiled)
+            found.setdefault(hint, []).append(searched)
     return found
 
 
 _SIGNS = _by_hint()
+_FOLD = bytes.maketrans(b"123456789", b"0" * 9)
 _HINTS = tuple({*(hint.encode() for hint in _SIGNS), *_OWN_HINTS})
+_FOLDED_HINTS = tuple({hint.translate(_FOLD) for hint in _HINTS})
+_KEPT_KINDS, _LONGEST_KIND_BYTES = 20_000, 400
 
 
 @functools.lru_cache(maxsize=4096)  # a server that fails again and again says the same each time
@@ -182,6 +190,8 @@ class Scan:
         self._parser = LogParser()
         self._reader = LineReader()
         self._open: _Open | None = None
+        self._kinds: dict[bytes, bool] = {}
+        self._piece: list[bytes] = []
         self._run = Run()
         self._dead: Run | None = None
         self.runs = 1
@@ -217,19 +227,31 @@ class Scan:
 
     def _take(self, lines: list[bytes], events: list[Event]) -> None:
         first = self.lines + 1
-        rest = [(number, line) for number, line in enumerate(lines, first) if not _ROUTINE.match(line)]
-        text = b"\n".join([line for _, line in rest])
-        hints = tuple(hint for hint in _HINTS if hint in text)
+        self._piece = lines
         waiting = collections.deque(events)
-        if hints or self._open is not None:
-            for number, line in rest:
-                self._events(waiting, number)
-                if self._open is not None or any(hint in line for hint in hints):
-                    self._line(number, line, self._time_before(lines, number - first))
-                self._events(waiting, number, failures=True)
+        for number, line in enumerate(lines, first):
+            if _ROUTINE.match(line):
+                continue
+            self._events(waiting, number)
+            if self._open is not None or self._hinted(line):
+                self._line(number, line)
+            self._events(waiting, number, failures=True)
         self._events(waiting, first + len(lines), failures=True)
-        self.lines += len(lines)
         self._remember_last(lines)
+        self.lines += len(lines)
+        self._piece = []
+
+    def _hinted(self, line: bytes) -> bool:
+        """Whether the line may bear a sign. Logs repeat themselves: lines that differ in figures only are one kind."""
+        if len(line) > _LONGEST_KIND_BYTES:
+            return any(hint in line for hint in _HINTS)
+        kind = line.translate(_FOLD)
+        known = self._kinds.get(kind)
+        if known is None:
+            if len(self._kinds) >= _KEPT_KINDS:
+                self._kinds.clear()
+            known = self._kinds[kind] = any(hint in kind for hint in _FOLDED_HINTS)
+        return known
 
     def _events(self, waiting: collections.deque[Event], number: int, *, failures: bool = False) -> None:
         """Takes the events up to line ``number``; a failure of that line itself only once the line was looked at."""
@@ -253,10 +275,10 @@ class Scan:
         self._run = Run()
         self.runs += 1
 
-    def _line(self, number: int, line: bytes, time_s: float | None) -> None:
+    def _line(self, number: int, line: bytes) -> None:
         for written in self._reader.written(line):
             message = written.message[:MAX_MESSAGE_BYTES].decode("utf-8", "replace").rstrip()
-            place = _Place(number, written.rank, written.time_s or time_s)
+            place = _Place(number, written.rank, written.time_s)
             if self._inside_traceback(message, written, place):
                 continue
             if quotes_users(written.message):
@@ -301,14 +323,15 @@ class Scan:
             file=self._file,
             line=place.line,
             rank=place.rank,
-            time_s=place.time_s,
+            time_s=place.time_s if place.time_s is not None else self._time_before(place.line),
             stage=self._run.stage_of(place.rank),
             text=redact_text(text.strip()[:KEPT_CHARS]),
         )
 
-    def _time_before(self, lines: list[bytes], index: int) -> float | None:
+    def _time_before(self, number: int) -> float | None:
         """The stamp nearest above a line that has none itself."""
-        for line in reversed(lines[max(0, index - _LOOKED_BACK_LINES) : index]):
+        index = max(number - self.lines - 1, 0)
+        for line in reversed(self._piece[max(0, index - _LOOKED_BACK_LINES) : index]):
             if line[:1] == b"[":
                 time_s = self._reader.written(line[:200])[0].time_s
                 if time_s is not None:
@@ -320,7 +343,7 @@ class Scan:
             if lines[offset].strip():
                 written = self._reader.written(lines[offset])[-1]
                 text = written.message[:MAX_MESSAGE_BYTES].decode("utf-8", "replace")
-                number = self.lines - len(lines) + offset + 1
+                number = self.lines + offset + 1
                 place = _Place(number, written.rank, written.time_s or self._parser.newest_time_s)
                 self.last = self._spot(place, text)
                 return

@@ -59,6 +59,8 @@ def accused(incident: Incident) -> Fault | None:
 def blamed(incident: Incident, feature: Feature) -> Blame | None:
     """What speaks for ``feature`` having raised the exception that ended the server; None where nothing does, or
     where it speaks more for another feature."""
+    if feature == "speculation" and incident.snapshot.speculation.algorithm.or_else("") == "none":
+        return None
     fault = accused(incident)
     errors = [one.text for one in incident.faults if not one.echo]
     if any(_ANYWHERE.search(error) for error in errors):

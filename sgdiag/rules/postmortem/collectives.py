@@ -74,7 +74,6 @@ def shared_memory(incident: Incident) -> Explanation | None:
             advice,
             Advice("see what fills it", "df -h /dev/shm; ls -l /dev/shm/nccl-*", "segments of dead servers"),
         ),
-        playbook="nccl-shared-memory",
     )
     return Explanation(finding, at, "cause")
 
@@ -106,7 +105,6 @@ def out_of_memory(incident: Incident) -> Explanation | None:
             ),
             Advice("look for other processes on the GPUs", "sgdiag processes"),
         ),
-        playbook="nccl-out-of-memory",
     )
     return Explanation(finding, at, "cause")
 
@@ -157,7 +155,6 @@ def unspecified(incident: Incident) -> Explanation | None:
             _NCCL_DEBUG,
             Advice("rule out shared memory at once", "docker run --shm-size=32g …", "gone if /dev/shm was too small"),
         ),
-        playbook="nccl-unspecified-error",
     )
     return waited(incident, finding, at, "symptom")
 

@@ -47,7 +47,6 @@ def _no_peer_access(incident: Incident) -> Explanation | None:
         cause="the driver refuses peer access between these GPUs (GeForce cards, IOMMU or ACS, a virtual machine);"
         " 0.4.5 and newer warn and use NCCL instead",
         advice=(_OFF, Advice("or upgrade SGLang to 0.4.5 or newer", effect="the same error becomes a warning")),
-        playbook="custom-allreduce-no-peer-access",
     )
     return Explanation(finding, at, "cause")
 
@@ -82,7 +81,6 @@ def _graph_buffers(incident: Incident) -> Explanation | None:
             ),
             Advice("or go back to the first version, from 0.5.12 on", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2=0"),
         ),
-        playbook="custom-allreduce-graph-buffers",
     )
     return Explanation(finding, min(seen, key=lambda one: one.order), "cause")
 
@@ -147,7 +145,6 @@ def _reported(incident: Incident, error: Sighting) -> Finding:
             _OFF,
             Advice("if it stays, the fault is an earlier kernel's", "CUDA_LAUNCH_BLOCKING=1 --disable-cuda-graph"),
         ),
-        playbook="custom-allreduce-failed",
     )
 
 
@@ -163,7 +160,6 @@ def _passes_through(incident: Incident, at: Sighting) -> Finding:
         cause="cannot tell from this: needs "
         + ("the frames of the rank that stands elsewhere" if waits else "the exception under these frames"),
         advice=(_OFF,),
-        playbook="custom-allreduce-failed",
     )
 
 
@@ -185,7 +181,6 @@ def silent(incident: Incident) -> Explanation | None:
         if nothing
         else "if nothing followed for a minute, a rank did not join, or peer-to-peer copies do not complete",
         advice=(_OFF, Advice("then read the error that was hidden", effect="the exception of the rank that failed")),
-        playbook="custom-allreduce-silent",
     )
     return Explanation(finding, last, "symptom")
 
@@ -212,6 +207,5 @@ def off(incident: Incident) -> Explanation | None:
                 "shorter allreduces at decode sizes",
             ),
         ),
-        playbook="custom-allreduce-off",
     )
     return Explanation(finding, at, "symptom")

@@ -47,7 +47,6 @@ def nvls(incident: Incident) -> Explanation | None:
                 "its multicast slots are free again",
             ),
         ),
-        playbook="nvls-multicast",
     )
     return Explanation(finding, at, "cause")
 
@@ -72,7 +71,6 @@ def fabric(incident: Incident) -> Explanation | None:
             ),
             Advice("compare its version with the driver's", "nv-fabricmanager --version; nvidia-smi", "both the same"),
         ),
-        playbook="fabric-manager-down",
     )
     return Explanation(finding, at, "cause")
 
@@ -97,7 +95,6 @@ def imex(incident: Incident) -> Explanation | None:
             Advice("give the container a channel", "--device /dev/nvidia-caps-imex-channels/channel0"),
             Advice("do without to confirm", "NCCL_MNNVL_ENABLE=0", "starts: between nodes over the network"),
         ),
-        playbook="imex-not-ready",
     )
     return waited(incident, finding, at, "cause")
 
@@ -133,7 +130,6 @@ def versions(incident: Incident) -> Explanation | None:
                 "take out what overrides it", "unset SGLANG_NCCL_SO_PATH LD_PRELOAD", "the wheel's library is found"
             ),
         ),
-        playbook="nccl-version-mismatch",
     )
     return Explanation(finding, at, "cause")
 
@@ -183,7 +179,6 @@ def duplicate_gpu(incident: Incident) -> Explanation | None:
             Advice("count the visible GPUs against the ranks", "nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES", "no fewer"),
             Advice("give each server of a host its own range", "--base-gpu-id", "no GPU in two ranges"),
         ),
-        playbook="nccl-duplicate-gpu",
     )
     return Explanation(finding, at, "cause")
 
@@ -207,7 +202,6 @@ def _peer_to_peer(at: Sighting, confidence: float) -> Finding:
         evidence=(at.evidence(),),
         cause="the driver refuses peer access between these GPUs: cards without P2P, IOMMU or ACS, a virtual machine",
         advice=without_peer_to_peer(),
-        playbook="nccl-p2p-failed",
     )
 
 

@@ -58,7 +58,6 @@ def _hangs(frame: Sighting, waiting: Sighting) -> Finding:
             _NO_FUSION,
             Advice("check multicast and Fabric Manager", "nvidia-smi -q | grep -A4 Fabric", "Completed"),
         ),
-        playbook="fusion-rendezvous-hang",
     )
 
 
@@ -89,7 +88,6 @@ def _workspace(incident: Incident, seen: tuple[Sighting, ...], confidence: float
                 "off unless the model turns it on",
             ),
         ),
-        playbook="fusion-workspace-failed",
     )
 
 
@@ -108,7 +106,6 @@ def _refused(at: Sighting) -> Finding:
                 "leave the option out", "no --flashinfer-allreduce-fusion-backend", "NCCL or custom allreduce is used"
             ),
         ),
-        playbook="fusion-refused",
     )
 
 
@@ -134,6 +131,5 @@ def fusion_off(incident: Incident) -> Explanation | None:
                 "no attempt, no wait for one",
             ),
         ),
-        playbook="fusion-off",
     )
     return Explanation(finding, at, "symptom")

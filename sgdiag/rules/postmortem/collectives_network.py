@@ -54,7 +54,6 @@ def gloo_mesh(incident: Incident) -> Explanation | None:
             ),
             Advice("look on the other nodes for a rank that died first", "sgdiag explain LOG_OF_EACH_NODE"),
         ),
-        playbook="gloo-mesh-failed",
     )
     return waited(incident, finding, mesh, "cause")
 
@@ -74,7 +73,6 @@ def _loopback(seen: tuple[Sighting, ...], verdict: Verdict, confidence: float) -
             _INTERFACES,
             Advice("or make the name resolve", "getent hosts $(hostname)", "the address that the other nodes use"),
         ),
-        playbook="gloo-loopback",
     )
 
 
@@ -104,7 +102,6 @@ def interface(incident: Incident) -> Explanation | None:
         evidence=(at.evidence(),),
         cause=cause,
         advice=(Advice("list the names, on every node", "ip -br addr", "they often differ between nodes"), _INTERFACES),
-        playbook="socket-interface-unknown",
     )
     return Explanation(finding, at, "cause")
 
@@ -143,7 +140,6 @@ def rendezvous(incident: Incident) -> Explanation | None:
             Advice("reach the first node from the others", "nc -vz HOST PORT", "connected"),
             Advice("if nodes are only slow to start", "--dist-timeout 3600", "the first waits longer"),
         ),
-        playbook="rendezvous-failed",
     )
     return waited(incident, finding, at, "cause" if incomplete or "address" in at.fields else "symptom")
 
@@ -183,7 +179,6 @@ def sockets(incident: Incident) -> Explanation | None:
             ),
             Advice("let all ports pass between the nodes", "--network=host, no firewall between them"),
         ),
-        playbook="nccl-socket-failed",
     )
     return waited(incident, finding, at, "cause")
 
@@ -224,6 +219,5 @@ def infiniband(incident: Incident) -> Explanation | None:
             Advice("go over TCP to confirm", "NCCL_IB_DISABLE=1", "works, slower: then it is the fabric"),
             Advice("check ports and errors", "ibstat; perfquery; dmesg -T | grep -i mlx5"),
         ),
-        playbook="nccl-infiniband",
     )
     return waited(incident, finding, at, "cause")

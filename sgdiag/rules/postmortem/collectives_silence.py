@@ -46,7 +46,6 @@ def silent(incident: Incident) -> Explanation | None:
             *without_peer_to_peer(),
             Advice("see where it waits", "NCCL_DEBUG=INFO; sgdiag stacks", "the same frame in all ranks but one"),
         ),
-        playbook="communicator-silent",
     )
     return Explanation(finding, incident.last or last, "symptom")
 
@@ -91,6 +90,5 @@ def peer_lost(incident: Incident) -> Explanation | None:
             Advice("look for the first death over all ranks and nodes", "sgdiag explain LOG_OF_NODE_0 LOG_OF_NODE_1"),
             Advice("ask the kernel on each node", "dmesg -T | grep -i -E 'killed process|out of memory|xid'"),
         ),
-        playbook="peer-lost",
     )
     return Explanation(finding, at, "echo")

@@ -126,7 +126,6 @@ def _still_loading(incident: Incident, at: Sighting, work: _Work, confidence: fl
                 "make loading faster", "weights on a local disk; --load-format fastsafetensors or a shared page cache"
             ),
         ),
-        playbook="nccl-timeout-while-loading",
     )
 
 
@@ -147,7 +146,6 @@ def _in_logits(incident: Incident, at: Sighting, work: _Work, rows: int, vocabul
         " collective, or dead",
         told="'NCCL' in the text does not mean the network; ask which rank is missing",
         advice=(*_find_the_rank(), _longer(work, 3)),
-        playbook="nccl-timeout-in-logits",
     )
 
 
@@ -168,7 +166,6 @@ def _timeout(incident: Incident, at: Sighting, work: _Work) -> Finding:
         " does not complete. The lines alone cannot tell which",
         told="'NCCL' in the text does not mean the network; ask which rank is missing",
         advice=(*_find_the_rank(), *without_peer_to_peer()[:1]),
-        playbook="nccl-timeout",
     )
 
 
@@ -203,7 +200,6 @@ def heartbeat(incident: Incident) -> Explanation | None:
             Advice("look at the native frames while it hangs", "py-spy dump --native --pid PID", "the call that waits"),
             Advice("look for Xid errors", "dmesg -T | grep -i xid", "a GPU or driver fault, if any"),
         ),
-        playbook="nccl-watchdog-stuck",
     )
     return waited(incident, finding, at, "symptom")
 
@@ -222,6 +218,5 @@ def gloo(incident: Incident) -> Explanation | None:
         evidence=(at.evidence(),),
         cause="the schedulers' own exchange (requests, idle flags) waits for a rank that is stuck or dead",
         advice=_find_the_rank()[:2],
-        playbook="gloo-timeout",
     )
     return waited(incident, finding, at, "symptom")

@@ -49,7 +49,6 @@ def fallback(incident: Incident) -> Finding:
             Advice("if it still runs, look at it", "sgdiag status", "which rank waits in what"),
             Advice("if it is gone, ask the kernel", "dmesg -T | grep -i -E 'killed process|out of memory|Xid'"),
         ),
-        playbook="log-ends-early",
     )
 
 
@@ -64,7 +63,6 @@ def _not_recognised(death: Fault) -> Finding:
         evidence=(death.evidence(f"{death.where + ': ' if death.where else ''}{death.text}{at}"),),
         cause="this is the first failure over all ranks; what comes after it in the log follows from it",
         advice=(Advice("search for the exception's own text, not for the last lines of the log"),),
-        playbook="not-recognised",
     )
 
 

@@ -72,7 +72,6 @@ def triton_shared_memory_limit(incident: Incident) -> Explanation | None:
             kernel.instead if kernel else _ANY_KERNEL,
             Advice("upgrade SGLang", "", "later releases choose smaller blocks for many kernels on small GPUs"),
         ),
-        playbook="triton-shared-memory-limit",
     )
     return Explanation(finding, spot, "cause")
 
@@ -93,7 +92,6 @@ def _without_figures(incident: Incident) -> Explanation | None:
         "large needs the rest of the line",
         told=f"'out of resource' means the multiprocessor's shared memory. {NOT_MEMORY}",
         advice=(kernel.instead if kernel else _ANY_KERNEL,),
-        playbook="triton-shared-memory-limit",
     )
     return Explanation(finding, spot, "cause")
 

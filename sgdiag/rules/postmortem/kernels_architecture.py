@@ -55,7 +55,6 @@ def kernel_not_built_for_gpu(incident: Incident) -> Explanation | None:
             ),
             Advice("run ranks on GPUs of one architecture only", "CUDA_VISIBLE_DEVICES", "the missing one is not used"),
         ),
-        playbook="kernel-not-built-for-gpu",
     )
     return Explanation(finding, spot, "cause" if image else "symptom")
 
@@ -79,7 +78,6 @@ def kernel_unsupported_architecture(incident: Incident) -> Explanation | None:
         cause=_why_refused(spot, generated),
         told=NOT_MEMORY if spot.stage == "capture" else "",
         advice=_instead(incident, spot),
-        playbook="kernel-unsupported-architecture",
     )
     return Explanation(finding, spot, "cause")
 

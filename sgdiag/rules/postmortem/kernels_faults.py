@@ -48,7 +48,6 @@ def illegal_memory_access(incident: Incident) -> Explanation | None:
         ),
         told=_LATE,
         advice=(_LOCATE, *(advice for _, advice in features), _UPGRADE),
-        playbook="illegal-memory-access",
     )
     return Explanation(finding, spot, "symptom")
 
@@ -127,7 +126,6 @@ def illegal_instruction(incident: Incident) -> Explanation | None:
         ),
         told=_LATE,
         advice=(_LOCATE, *(advice for _, advice in _features(incident)), _UPGRADE),
-        playbook="illegal-instruction",
     )
     return Explanation(finding, spot, "symptom")
 
@@ -164,6 +162,5 @@ def device_side_assert(incident: Incident) -> Explanation | None:
             ),
             *(advice for _, advice in _features(incident)),
         ),
-        playbook="device-side-assert",
     )
     return Explanation(finding, min(seen, key=lambda one: one.order), "symptom")

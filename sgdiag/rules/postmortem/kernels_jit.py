@@ -53,7 +53,6 @@ def jit_build_failed(incident: Incident) -> Explanation | None:
         cause=cause,
         told=_LATER,
         advice=(advice, PREBUILT, *(() if advice is CLEAN_CACHE else (CLEAN_CACHE,))),
-        playbook="jit-build-failed",
     )
     first = min((one for one in (spot, stopped) if one is not None), key=lambda one: one.order)
     return Explanation(finding, first, "cause")
@@ -98,7 +97,6 @@ def jit_build_hung(incident: Incident) -> Explanation | None:
                 "the build ends; later starts find it in the cache",
             ),
         ),
-        playbook="jit-build-hung",
     )
     return Explanation(finding, spot, "cause")
 
@@ -148,7 +146,6 @@ def flashinfer_cubin_unavailable(incident: Incident) -> Explanation | None:
                 "python -m flashinfer download-cubin; ~/.cache/flashinfer/cubins",
             ),
         ),
-        playbook="flashinfer-cubin-unavailable",
     )
     return Explanation(finding, failed or spot, "cause")
 
@@ -183,7 +180,6 @@ def flashinfer_version_mismatch(incident: Incident) -> Explanation | None:
                 "import flashinfer works",
             ),
         ),
-        playbook="flashinfer-version-mismatch",
     )
     return Explanation(finding, spot, "cause")
 

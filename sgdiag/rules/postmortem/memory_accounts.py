@@ -52,7 +52,6 @@ def cache_bookkeeping_failed(incident: Incident) -> Explanation | None:
             *_without(incident.snapshot.server.args.or_else({})),
             Advice("upgrade: defects of this kind are fixed release by release", effect="the check passes"),
         ),
-        playbook="cache-bookkeeping-failed",
     )
     return Explanation(finding, death, "symptom")
 
@@ -123,7 +122,6 @@ def _finding(incident: Incident, at: Sighting, finding_id: str, accounts: list[S
                 else ()
             ),
         ),
-        playbook=finding_id,
     )
 
 

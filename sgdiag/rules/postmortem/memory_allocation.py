@@ -48,7 +48,6 @@ def kv_pool_allocation_failed(incident: Incident) -> Explanation | None:
             ),
             Advice("lower the fraction", "--mem-fraction-static LOWER", "the target's pool leaves more to the others"),
         ),
-        playbook="kv-pool-allocation-failed",
     )
     return Explanation(finding, failed.at, "cause")
 
@@ -79,11 +78,10 @@ def kv_pool_below_context(incident: Incident) -> Explanation | None:
         confidence=0.9,
         evidence=(evidence,),
         cause="little memory was left for the pool: the server starts, but long requests cannot run, and few at a time",
-        told="SGLang says nothing about it",
+        told="up to 0.5.22 SGLang says nothing about it; from 0.5.23 on it warns, and that is right",
         advice=(
             Advice("see where the memory went", "sgdiag kv LOG", "the balance, and the fraction that would do"),
             Advice("or promise less", f"--context-length {capacity.value}", "long requests are refused at once"),
         ),
-        playbook="kv-pool-below-context",
     )
     return Explanation(finding, at, "cause")

@@ -61,7 +61,6 @@ def token_cap_too_small(incident: Incident) -> Explanation | None:
                 "a pool of that many tokens, rounded down to whole pages",
             ),
         ),
-        playbook="token-cap-too-small",
     )
     return Explanation(finding, at, "cause")
 

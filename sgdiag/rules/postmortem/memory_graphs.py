@@ -50,7 +50,6 @@ def capture_out_of_memory(incident: Incident) -> Explanation | None:
         ),
         told="here SGLang's hints are right; a smaller batch-size bound alone may not be enough",
         advice=_more_room(incident, failed, prefill=prefill),
-        playbook="capture-out-of-memory",
     )
     return Explanation(finding, failed.at, "cause")
 
@@ -164,7 +163,6 @@ def _said(incident: Incident, at: Sighting) -> Explanation:
             "SGLang prints its hints on memory for every exception here; lowering --mem-fraction-static does not help"
         ),
         advice=(*((kind.advice,) if kind is not None else ()), *_without_graphs(incident)),
-        playbook="capture-failed",
     )
     if kind is _KINDS[0] and _others_failed(incident, at):
         return Explanation(finding, at, "echo")
@@ -217,7 +215,6 @@ def _by_frames(incident: Incident) -> Explanation | None:
         evidence=(place.evidence(),),
         cause=kind.cause if kind is not None else "the first run of a graph's kernels failed; needs the exception",
         advice=_without_graphs(incident),
-        playbook="capture-failed",
     )
     return Explanation(finding, place, "symptom")
 

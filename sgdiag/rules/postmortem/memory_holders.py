@@ -57,7 +57,6 @@ def unbalanced(incident: Incident) -> Explanation | None:
         cause=cause,
         told="SGLang always says 'occupied by other processes', whatever the numbers say",
         advice=advice,
-        playbook=finding_id,
     )
     return Explanation(finding, at, "cause")
 
@@ -248,6 +247,5 @@ def _held(at: Sighting, confidence: float, title: str, pids: list[str], more: Ev
                 "memory of dead containers and hung kernels",
             ),
         ),
-        playbook="gpu-memory-held",
     )  # fmt: skip
     return Explanation(finding, at, "cause")

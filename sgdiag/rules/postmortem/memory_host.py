@@ -14,6 +14,12 @@ _WHILE_LOADING = (
     "; while weights load, each rank holds its part of them in host memory, and the page cache comes on top"
 )
 
+_FEWER_COPIES = Advice(
+    "load with fewer copies in host memory",
+    "--model-loader-extra-config '{\"enable_multithread_load\": false}'",
+    "a lower peak",
+)
+
 
 @explains("host-memory-killed")
 def host_memory_killed(incident: Incident) -> Explanation | None:
@@ -28,8 +34,8 @@ def host_memory_killed(incident: Incident) -> Explanation | None:
     elif (device is not None and device.order < at.order) or _failed_before(incident, at):
         return None
     else:
-        # A shell says "Killed" of a server that ended itself, too.
-        confidence = 0.85 if before else 0.5 if at.sign == "killed" and incident.stages else 0.7
+        # Signal 9 may come from a person or a supervisor; and a shell says "Killed" of a server that ended itself, too.
+        confidence = 0.75 if before else 0.5 if at.sign == "killed" and incident.stages else 0.7
     finding = Finding(
         id="host-memory-killed",
         title="a process was killed by the kernel" if kernel is not None else "a process was killed (SIGKILL)",
@@ -58,18 +64,13 @@ def host_memory_killed(incident: Incident) -> Explanation | None:
                 "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.events",
                 "oom_kill above 0 says that it was reached",
             ),
-            Advice(
-                "load with fewer copies in host memory",
-                "--model-loader-extra-config '{\"enable_multithread_load\": false}'",
-                "a lower peak",
-            ),
+            *((_FEWER_COPIES,) if before else ()),
             Advice(
                 "on unified memory (GB10 and the like) give the pool less",
                 "--max-total-tokens N",
                 "what the GPU takes is missing on the host",
             ),
         ),
-        playbook="host-memory-killed",
     )
     return Explanation(finding, at, "cause")
 
@@ -93,7 +94,6 @@ def host_memory_exhausted(incident: Incident) -> Explanation | None:
             Advice("load fewer copies at once", "fewer ranks on this host", "a lower peak"),
             Advice("read instead of mapping", "--weight-loader-disable-mmap", "no address space per file"),
         ),
-        playbook="host-memory-exhausted",
     )
     return Explanation(finding, at, "cause")
 

@@ -50,7 +50,6 @@ def weights_out_of_memory(incident: Incident) -> Explanation | None:
         cause=f"the weights of this rank do not fit its GPU{_sizes(incident, failed)}",
         told=_NO_EFFECT,
         advice=tuple(advice),
-        playbook="weights-out-of-memory",
     )
     return Explanation(finding, failed.at, "cause")
 
@@ -86,7 +85,6 @@ def draft_weights_out_of_memory(incident: Incident) -> Explanation | None:
             Advice("bound the pool by tokens", "--max-total-tokens N", "the same, to the token"),
             Advice("upgrade to 0.5.15 or later", effect="draft weights are counted before the pool is sized"),
         ),
-        playbook="draft-weights-out-of-memory",
     )
     return Explanation(finding, failed.at, "cause")
 
@@ -111,7 +109,6 @@ def ranks_not_loaded(incident: Incident) -> Explanation | None:
             Advice("ask the kernel there", "dmesg -T | grep -i -E 'killed process|out of memory'"),
             Advice("if they are only slow", "--dist-timeout 3600; weights on a local disk", "all of them arrive"),
         ),
-        playbook="ranks-not-loaded",
     )
     return Explanation(finding, at, "echo")
 
@@ -144,7 +141,6 @@ def weight_file_unreadable(incident: Incident) -> Explanation | None:
             Advice("read instead of mapping", "--weight-loader-disable-mmap", "a clean error instead of a signal"),
             Advice("look whether shared memory is full", "df -h /dev/shm", "less than all of it in use"),
         ),
-        playbook="weight-file-unreadable",
     )
     return Explanation(finding, at, "cause")
 
@@ -168,7 +164,6 @@ def weight_load_crashed(incident: Incident) -> Explanation | None:
             Advice("read instead of mapping", "--weight-loader-disable-mmap", "takes mapped files out of the question"),
             Advice("compare the files with their published checksums", effect="they are complete"),
         ),
-        playbook="weight-load-crashed",
     )
     return Explanation(finding, at, "symptom")
 

@@ -45,7 +45,6 @@ def kv_pool_no_room(incident: Incident) -> Explanation | None:
         cause=_cause(incident, budget, at),
         told=_told(budget, at),
         advice=_advice(incident, budget, at),
-        playbook="kv-pool-no-room",
     )
     return Explanation(finding, at, "cause")
 
@@ -203,5 +202,4 @@ def _sliding(at: Sighting) -> Finding:
         told="SGLang names fewer requests first; "
         + ("here only a higher fraction helps" if negative else "that is right"),
         advice=(more, lower) if negative else (lower, more),
-        playbook="kv-pool-no-room",
     )

@@ -94,7 +94,6 @@ def serving_out_of_memory(incident: Incident) -> Explanation | None:
         cause=f"{place.cause}{sizes}",
         told="torch's advice on fragmentation helps only where much is 'reserved but unallocated'",
         advice=(lower_fraction(incident, failed.shortage, _SPARE_BYTES, "activations"), *place.advice),
-        playbook=place.finding_id,
     )
     return Explanation(finding, failed.at, "cause")
 
@@ -126,7 +125,6 @@ def attention_workspace_full(incident: Incident) -> Explanation | None:
             Advice("run fewer requests at once", "--max-running-requests LOWER", "smaller batches"),
             Advice("or take another attention backend", "--attention-backend triton", "no such workspace"),
         ),
-        playbook="attention-workspace-full",
     )
     return Explanation(finding, at, "cause")
 
@@ -157,7 +155,6 @@ def out_of_memory_unplaced(incident: Incident) -> Explanation | None:
             Advice("look at the whole log", "sgdiag explain LOG", "the stage, and with it the remedy"),
             Advice("or at its last stage by hand", "grep -nE 'Load weight|Memory pool end|Capture|fired up' LOG"),
         ),
-        playbook="out-of-memory-unplaced",
     )
     return Explanation(finding, failed.at, "symptom")
 
@@ -189,7 +186,6 @@ def requests_retracted(incident: Incident) -> Explanation | None:
             Advice("admit fewer requests", "--max-running-requests LOWER", "none at the same load"),
             Advice("enlarge the pool, if graphs and activations can spare it", "--mem-fraction-static HIGHER"),
         ),
-        playbook="requests-retracted",
     )
     return Explanation(finding, at, "cause")
 
@@ -213,7 +209,6 @@ def pool_too_small_for_one_request(incident: Incident) -> Explanation | None:
             Advice("or store KV in 8 bits", "--kv-cache-dtype fp8_e4m3", "about twice the slots in the same memory"),
             Advice("or refuse what cannot fit", "--context-length LOWER", "at most the pool's max_total_num_tokens"),
         ),
-        playbook="pool-too-small-for-one-request",
     )
     return Explanation(finding, at, "cause")
 
@@ -243,7 +238,6 @@ def token_slots_exhausted(incident: Incident) -> Explanation | None:
             Advice("hold back more for decoding", "--schedule-conservativeness 1.3", "slots stay free"),
             Advice("report it with the flags in use if it returns", effect="the scheduler should never get here"),
         ),
-        playbook="token-slots-exhausted",
     )
     return Explanation(finding, at, "cause")
 
@@ -280,7 +274,6 @@ def request_slots_exhausted(incident: Incident) -> Explanation | None:
             ),
             Advice("allow more requests, or upgrade", "--max-running-requests HIGHER", "more rows"),
         ),
-        playbook="request-slots-exhausted",
     )
     return Explanation(finding, at, "cause")
 

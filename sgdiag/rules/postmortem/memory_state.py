@@ -45,7 +45,6 @@ def state_pool_no_room(incident: Incident) -> Explanation | None:
             else "SGLang's list is right: states are sized by running requests and draft tokens"
         ),
         advice=_advice(incident, rest, negative=negative),
-        playbook="state-pool-no-room",
     )
     return Explanation(finding, at, "cause")
 
@@ -158,7 +157,6 @@ def state_pool_took_the_budget(incident: Incident) -> Explanation | None:
             else "'increase' would help the state pool first; the weights are not what is too large"
         ),
         advice=_shrink_states(incident, took, by_requests=by_requests),
-        playbook="state-pool-took-the-budget",
     )
     return Explanation(finding, took.at, "cause")
 
@@ -231,7 +229,6 @@ def state_slots_exhausted(incident: Incident) -> Explanation | None:
             Advice("give states a larger share", "--mamba-full-memory-ratio HIGHER", "more states, fewer KV tokens"),
             Advice("or size the pool yourself", "--max-mamba-cache-size N", "N of at least 3 to 5 per running request"),
         ),
-        playbook="state-slots-exhausted",
     )
     return Explanation(finding, at, "cause")
 
@@ -259,6 +256,5 @@ def state_pool_caps_requests(incident: Incident) -> Explanation | None:
                 "store states in 16 bits", "--mamba-ssm-dtype bfloat16", "about twice the states in the same memory"
             ),
         ),
-        playbook="state-pool-caps-requests",
     )
     return Explanation(finding, at, "cause")

@@ -9,7 +9,7 @@ import msgspec
 
 from sgdiag.model import SEVERITY, Finding
 from sgdiag.model.incident import Incident, Spot
-from sgdiag.rules.evidence import broken_rule
+from sgdiag.rules.evidence import broken_rule, with_playbook
 from sgdiag.rules.postmortem.fallback import FALLBACK_IDS, fallback
 
 Part: TypeAlias = Literal["cause", "symptom", "echo"]
@@ -68,7 +68,7 @@ def explain(incident: Incident) -> tuple[Finding, ...]:
         rest = fallback(incident)
         behind = rest.verdict == "PASS" or (rest.id == "log-ends-early" and _last_word(incident, found))
         findings.insert(len(findings) if behind else 0, rest)
-    return tuple(findings)
+    return tuple(with_playbook(finding) for finding in findings)
 
 
 def _last_word(incident: Incident, found: list[Explanation]) -> bool:

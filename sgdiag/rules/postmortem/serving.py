@@ -202,7 +202,6 @@ def _slow(at: Sighting) -> Finding:
         cause="a long build, a very long prefill or a stall; a soft watchdog only dumps stacks and kills nothing",
         told="right, and harmless in itself: this watchdog does not end the server",
         advice=_LOOK,
-        playbook="scheduler-slow",
     )
 
 
@@ -227,7 +226,6 @@ def _unexplained(incident: Incident, at: Sighting) -> Finding:
         ),
         told=_NO_RAISING,
         advice=_LOOK if dumped else (install, *_LOOK),
-        playbook="scheduler-stuck",
     )
 
 
@@ -247,7 +245,6 @@ def _placed(incident: Incident, at: Sighting, place: _Place) -> Finding:
         cause=place.cause + named,
         told=_NO_RAISING,
         advice=(*place.advice, *_LOOK[:1]),
-        playbook=place.finding,
     )
 
 

@@ -65,7 +65,6 @@ def _finding(incident: Incident, case: Case, at: Sighting) -> Finding:
         cause=ERRNOS.get(at.fields.get("errno", ""), case.cause),
         told=case.told,
         advice=case.advice,
-        playbook=case.finding,
     )
 
 
@@ -99,7 +98,6 @@ def router(incident: Incident) -> Explanation | None:
                 "--cb-timeout-duration-secs 15",
             ),
         ),
-        playbook="router-without-workers",
     )
     return Explanation(finding, at, "symptom")
 
@@ -124,6 +122,5 @@ def code_failed(incident: Incident) -> Explanation | None:
             Advice("read the other side's log of the same minute", "sgdiag explain PREFILL.log DECODE.log"),
             Advice("serve from one server to confirm it", "remove --disaggregation-mode"),
         ),
-        playbook="disaggregation-code-failed",
     )
     return Explanation(finding, found.at, "symptom")

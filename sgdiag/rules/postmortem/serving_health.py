@@ -37,7 +37,6 @@ def unhealthy(incident: Incident) -> Explanation | None:
                 "probes then wait 60 s instead of 20",
             ),
         ),
-        playbook="health-check-failed",
     )
     return Explanation(finding, at, "symptom")
 
@@ -84,7 +83,6 @@ def proxied(incident: Incident) -> Explanation | None:
                 "env -u http_proxy -u https_proxy -u all_proxy -u HTTP_PROXY -u ALL_PROXY …",
             ),
         ),
-        playbook="warm-up-through-proxy",
     )
     return Explanation(finding, answered, "cause")
 
@@ -119,7 +117,6 @@ def warm_up(incident: Incident) -> Explanation | None:
             Advice("look upwards for the first error of a scheduler; this one came last"),
             *((longer,) if late else ()),
         ),
-        playbook=finding_id,
     )
     return Explanation(finding, late or failed, "symptom")
 
@@ -157,6 +154,5 @@ def queue_aborted(incident: Incident) -> Explanation | None:
                 "compiled one at a time"
             ),
         ),
-        playbook="gpu-queue-aborted",
     )
     return Explanation(finding, at, "cause")

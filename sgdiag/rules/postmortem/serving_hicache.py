@@ -38,7 +38,6 @@ def host_memory(incident: Incident) -> Explanation | None:
             ),
             Advice("see what the host and the container's limit leave", "free -g; cat /sys/fs/cgroup/memory.max"),
         ),
-        playbook="hicache-host-memory",
     )
     return Explanation(finding, at, "cause")
 
@@ -125,7 +124,6 @@ def too_small(incident: Incident) -> Explanation | None:
         cause="--hicache-size or --hicache-ratio asks for fewer tokens than the GPU holds, which this release refuses",
         told="right, but it names neither size",
         advice=(more, Advice("or make the GPU's pool smaller", "--mem-fraction-static lower, or --max-total-tokens")),
-        playbook="hicache-smaller-than-gpu-pool",
     )
     return Explanation(finding, at, "cause")
 
@@ -148,6 +146,5 @@ def not_pinned(incident: Incident) -> Explanation | None:
             Advice("lift the limit on locked memory", "ulimit -l unlimited (docker: --ulimit memlock=-1)"),
             Advice("ask for less", "--hicache-size GB", "per rank"),
         ),
-        playbook="hicache-not-pinned",
     )
     return Explanation(finding, at, "cause")

@@ -33,7 +33,6 @@ def without_draft(incident: Incident) -> Explanation | None:
                 "remove --enable-hierarchical-cache, or --speculative-algorithm",
             ),
         ),
-        playbook="hicache-without-draft",
     )
     return Explanation(finding, at, "cause")
 
@@ -72,7 +71,6 @@ def storage(incident: Incident) -> Explanation | None:
                 else ()
             ),
         ),
-        playbook="hicache-storage-failed",
     )
     return Explanation(finding, at, "cause")
 
@@ -112,7 +110,6 @@ def slower_kernel(incident: Incident) -> Explanation | None:
             Advice("copy without kernels", "--hicache-io-backend direct", "the driver copies page by page"),
             _OFF,
         ),
-        playbook="hicache-kernel-unavailable",
     )
     return Explanation(finding, at, "cause")
 
@@ -132,7 +129,6 @@ def code_failed(incident: Incident) -> Explanation | None:
             cause="this release has no host pool for this kind of KV cache, or excludes the combination",
             told="right",
             advice=(_OFF,),
-            playbook="hicache-refused",
         )
         return Explanation(finding, refused, "cause")
     thread = incident.first("hicache-thread-died")
@@ -154,7 +150,6 @@ def code_failed(incident: Incident) -> Explanation | None:
             Advice("upgrade: this code changes with each release"),
             Advice("report it with flags and the whole traceback"),
         ),
-        playbook="hicache-code-failed",
     )
     return Explanation(finding, found.at, "cause" if found.raised else "symptom")
 
@@ -171,7 +166,6 @@ def _thread_died(incident: Incident, thread: Sighting) -> Explanation:
         cause="the thread that moves KV between GPU, host and storage is gone, and requests that wait for it wait on",
         told="SGLang goes on without it and says nothing more",
         advice=(_OFF, Advice("upgrade: this code changes with each release")),
-        playbook="hicache-code-failed",
     )
     return Explanation(finding, thread, "cause")
 

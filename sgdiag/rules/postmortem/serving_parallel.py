@@ -39,7 +39,6 @@ def assertion(incident: Incident) -> Explanation | None:
             ),
             Advice("try the dispatch without DeepEP", "--moe-a2a-backend none"),
         ),
-        playbook="deepep-assertion",
     )
     return Explanation(finding, at, "cause")
 
@@ -76,7 +75,6 @@ def _too_many(incident: Incident, at: Sighting) -> Finding:
             ),
             Advice("or keep decode batches below it", "--max-running-requests and --cuda-graph-max-bs lower"),
         ),
-        playbook="deepep-too-many-tokens",
     )
 
 
@@ -114,7 +112,6 @@ def dispatch_timeout(incident: Incident) -> Explanation | None:
             ),
             Advice("share prefill out more evenly", "--chunked-prefill-size lower"),
         ),
-        playbook="deepep-timeout",
     )
     return Explanation(finding, at, "symptom")
 
@@ -150,7 +147,6 @@ def deepep_setup(incident: Incident) -> Explanation | None:
             Advice("give the container the devices", "docker run --privileged --network host --ulimit memlock=-1 …"),
             Advice("or do without low latency", "--deepep-mode normal"),
         ),
-        playbook=at.sign,
     )
     return Explanation(finding, at, "cause")
 
@@ -190,7 +186,6 @@ def _out_of_step(at: Sighting, *, sure: bool) -> Finding:
             _WITHOUT,
             Advice("upgrade: idle batches are mended model by model"),
         ),
-        playbook="dp-attention-sizes" if sizes else "dp-attention-idle-batch",
     )
 
 
@@ -210,7 +205,6 @@ def refused(incident: Incident) -> Explanation | None:
         cause="this release has no code for the combination, and says so",
         told="right",
         advice=(_WITHOUT, Advice("or drop the other option that the message names")),
-        playbook="dp-attention-refused",
     )
     return Explanation(finding, at, "cause")
 
@@ -233,7 +227,6 @@ def code_failed(incident: Incident) -> Explanation | None:
         evidence=(found.evidence(),),
         cause="the batch or layout at hand is one that this code does not expect",
         advice=(_WITHOUT, Advice("try the dispatch without an expert backend", "--moe-a2a-backend none")),
-        playbook="dp-attention-code-failed",
     )
     return Explanation(finding, found.at, "cause" if found.raised else "symptom")
 

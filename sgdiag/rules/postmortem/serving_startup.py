@@ -53,7 +53,6 @@ def port_in_use(incident: Incident) -> Explanation | None:
             *((Advice("end it by its pid if it is left over", f"kill {pid}"),) if pid and ours else ()),
             Advice("or take other ports", "--port N (and --nccl-port N or --dist-init-addr HOST:N)"),
         ),
-        playbook="port-in-use",
     )
     return Explanation(finding, at, "cause")
 
@@ -88,7 +87,6 @@ def hardware(incident: Incident) -> Explanation | None:
             ),
             Advice("have an administrator reset it or reboot; if it comes back, replace it", "dcgmi diag -r 3"),
         ),
-        playbook="hardware-fault",
     )
     return Explanation(finding, at, "cause")
 
@@ -119,7 +117,6 @@ def gpu_not_usable(incident: Incident) -> Explanation | None:
             ),
             Advice("give the container the GPUs", "docker run --gpus all …"),
         ),
-        playbook="gpu-not-usable",
     )
     return Explanation(finding, at, "cause")
 
@@ -190,7 +187,6 @@ def model(incident: Incident) -> Explanation | None:
         evidence=(at.evidence(),),
         cause=cause,
         advice=advice,
-        playbook="model-not-loadable",
     )
     return Explanation(finding, at, "cause")
 
@@ -214,7 +210,6 @@ def arguments(incident: Incident) -> Explanation | None:
             Advice("see what this release knows", "python3 -m sglang.launch_server --help"),
             Advice("see which release it is", "python3 -c 'import sglang; print(sglang.__version__)'"),
         ),
-        playbook="arguments-refused",
     )
     return Explanation(finding, at, "cause")
 
@@ -242,7 +237,6 @@ def installation(incident: Incident) -> Explanation | None:
             Advice("see what does not fit together", "pip check; python3 -m sglang.check_env"),
             Advice("install the release anew, into an environment of its own", "uv pip install sglang==RELEASE"),
         ),
-        playbook="installation-broken",
     )
     return Explanation(finding, at, "cause")
 

@@ -104,7 +104,6 @@ def _explained(incident: Incident, spot: Sighting, reading: Reading, told: Setti
         cause=f"{reading.cause} ({LINKS[linked]}{needs})",
         told=TOO_LATE,
         advice=(*_advice(reading.id, told), WITHOUT_SPECULATION),
-        playbook=reading.id,
     )
     return Explanation(finding, spot, "symptom" if reading.id == "spec-shapes-differ" else "cause")
 

@@ -58,7 +58,6 @@ def _told_in_words(incident: Incident) -> Explanation | None:
         cause=f"{_OTHER_TRAFFIC}. How much that costs needs the accept length and the number of draft steps",
         told="SGLang prints the figure without judging it",
         advice=_FEWER_STEPS,
-        playbook="spec-acceptance-low",
     )
     return Explanation(finding, at, "symptom")
 
@@ -126,7 +125,6 @@ def _never(accepted: _Accepted, told: Setting) -> Finding:
             ),
             Advice("serve without speculation until then", "without --speculative-algorithm", "each step gets cheaper"),
         ),
-        playbook="spec-drafts-never-accepted",
     )
 
 
@@ -146,7 +144,6 @@ def _seldom(accepted: _Accepted, told: Setting) -> Finding:
         ),
         told="SGLang prints the figure without judging it",
         advice=_FEWER_STEPS,
-        playbook="spec-acceptance-low",
     )
 
 
@@ -189,7 +186,6 @@ def spec_slower_than_plain(incident: Incident) -> Explanation | None:
         ),
         told="SGLang says nothing about it",
         advice=_measure(str(requests)),
-        playbook="spec-slower-than-plain",
     )
     return Explanation(finding, incident.last, "symptom")
 
@@ -209,7 +205,6 @@ def _slower_in_words(incident: Incident) -> Explanation | None:
         "two fails here needs accept length, draft steps and the number of running requests",
         told="SGLang says nothing about it",
         advice=_measure("N"),
-        playbook="spec-slower-than-plain",
     )
     return Explanation(finding, at, "symptom")
 

@@ -40,7 +40,6 @@ def step_unsupported(incident: Incident) -> Explanation | None:
             Advice("upgrade SGLang", "", "backends gain these steps one by one"),
             WITHOUT_SPECULATION,
         ),
-        playbook="spec-step-unsupported",
     )
     return Explanation(finding, spot, "cause")
 
@@ -68,6 +67,5 @@ def code_failed(incident: Incident) -> Explanation | None:
             _DRAFT_BACKEND,
             Advice("upgrade SGLang, or report it with flags and the whole traceback"),
         ),
-        playbook="spec-code-failed",
     )
     return Explanation(finding, found.at, "symptom")

@@ -36,7 +36,6 @@ def spec_tensor_unpacked(incident: Incident) -> Explanation | None:
             cause=_why_one(incident, spot, call),
             told="'too many values' is the wrong way round: one value came back and was iterated",
             advice=_LAYERS if call == "layers" else _SLOTS,
-            playbook="spec-tensor-unpacked",
         )
         return Explanation(finding, spot, "cause")
     return None
@@ -124,7 +123,6 @@ def spec_hidden_states_missing(incident: Incident) -> Explanation | None:
                 Advice("upgrade SGLang", "", "such gaps are closed model by model"),
                 WITHOUT_SPECULATION,
             ),
-            playbook="spec-hidden-states-missing",
         )
         return Explanation(finding, spot, "cause")
     return None
@@ -155,7 +153,6 @@ def spec_token_map_out_of_range(incident: Incident) -> Explanation | None:
             Advice("do without the map", "without --speculative-token-map", "the draft uses the whole vocabulary"),
             Advice("or keep the output layer whole", "--tp-size 1", "every id of the map is on the one rank"),
         ),
-        playbook="spec-token-map-out-of-range",
     )
     return Explanation(finding, spot, "cause")
 
@@ -184,6 +181,5 @@ def spec_target_unsupported(incident: Incident) -> Explanation | None:
             ),
             WITHOUT_SPECULATION,
         ),
-        playbook="spec-target-unsupported",
     )
     return Explanation(finding, spot, "cause")

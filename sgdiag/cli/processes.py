@@ -1,0 +1,133 @@
+"""`sgdiag processes`: who holds what a server needs, and the way to end what is left over."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from sgdiag.cli.notes import note
+from sgdiag.model.errors import ExitCode
+
+if TYPE_CHECKING:
+    from sgdiag.analysis.leftovers import Plan, Survey
+    from sgdiag.model import Gpus
+    from sgdiag.session.reap import Report
+
+
+@click.command()
+@click.argument("pids", nargs=-1, type=click.IntRange(min=1), metavar="[PID]...")
+@click.option(
+    "--port",
+    "ports",
+    multiple=True,
+    type=click.IntRange(1, 65535),
+    help="Say who holds what a server with this --port takes (30000).",
+)
+@click.option("--reap", is_flag=True, help="Say what would be ended and removed, and why; --yes does it.")
+@click.option("--yes", is_flag=True, help="With --reap: do it without asking.")
+@click.option("--json", "as_json", is_flag=True, help='{"survey"}, with --reap {"survey", "plan", "report"}.')
+@click.pass_context
+def processes(
+    ctx: click.Context, /, pids: tuple[int, ...], ports: tuple[int, ...], reap: bool, yes: bool, as_json: bool
+) -> None:
+    """Say who holds GPU memory, ports and shared memory on this host, and which of it is left over.
+
+    --reap is for what SGLang left behind: processes of this user that are proven to have lost their launcher, and
+    their files under /dev/shm. With PIDs it is about those alone. It changes nothing without --yes or your answer.
+    """
+    import msgspec
+
+    from sgdiag.analysis.leftovers import make_plan
+    from sgdiag.sources.leftovers import survey
+
+    if (yes or pids) and not reap:
+        raise click.UsageError(f"{'--yes' if yes else 'PID'} means nothing without --reap", ctx)
+    found = survey(_gpus(), ports)
+    if not reap:
+        if as_json:
+            click.echo(msgspec.json.encode({"survey": found}))
+        else:
+            _print_survey(found)
+        return
+    plan = make_plan(found, frozenset(pids))
+    _require_known(found, pids)
+    if not as_json:
+        _print_plan(plan)
+    report = _carry_out(plan, yes=yes, may_ask=not as_json)
+    if as_json:
+        click.echo(msgspec.json.encode({"survey": found, "plan": plan, "report": report}))
+    elif report is not None:
+        _print_report(report)
+    ctx.exit(_exit_code(plan, report, asked=bool(pids)))
+
+
+def _gpus() -> Gpus:
+    from sgdiag.model import Gpus, SourceError, unknown
+    from sgdiag.sources.nvml import NvmlSource
+
+    try:
+        return NvmlSource().read().gpus
+    except SourceError as error:
+        return Gpus(driver=unknown(str(error)))
+
+
+def _require_known(found: Survey, pids: tuple[int, ...]) -> None:
+    from sgdiag.model.errors import RefusedError
+
+    listed = {holder.pid: holder for holder in found.holders}
+    for pid in pids:
+        holder = listed.get(pid)
+        if holder is None:
+            raise RefusedError(f"process {pid} is not SGLang's, or is not visible here", "sgdiag processes lists all")
+        if holder.kind == "serving":
+            raise RefusedError(f"process {pid} belongs to a server whose launcher lives", "end the launcher instead")
+        if holder.kind in ("other", "unseen"):
+            raise RefusedError(f"process {pid} is not SGLang's", "whoever started it has to end it")
+
+
+def _carry_out(plan: Plan, *, yes: bool, may_ask: bool) -> Report | None:
+    """The report of what was done; None where nothing was to be done, or nobody said yes."""
+    from sgdiag.analysis.leftovers import summary
+    from sgdiag.model.errors import RefusedError
+    from sgdiag.session.reap import reap
+
+    if plan.empty:
+        return None
+    if not yes:
+        if not (may_ask and sys.stdin.isatty() and sys.stdout.isatty()):
+            note(f"nothing was done; sgdiag processes --reap --yes would {summary(plan)}")
+            return None
+        if not click.confirm(f"{summary(plan).capitalize()}?", default=False, err=True):
+            raise RefusedError("nothing was done")
+    return reap(plan, read_gpus=_gpus)
+
+
+def _exit_code(plan: Plan, report: Report | None, *, asked: bool) -> ExitCode:
+    if report is not None:
+        return ExitCode.OK if report.complete else ExitCode.FAIL_FOUND
+    return ExitCode.REFUSED if asked and plan.empty else ExitCode.OK
+
+
+def _print_survey(found: Survey) -> None:
+    from sgdiag.cli.processes_screen import survey_lines
+
+    for line in survey_lines(found):
+        click.echo(line)
+    for limit in found.limits:
+        note(f"not seen: {limit}")
+
+
+def _print_plan(plan: Plan) -> None:
+    from sgdiag.cli.processes_screen import plan_lines
+
+    for line in plan_lines(plan):
+        click.echo(line)
+
+
+def _print_report(report: Report) -> None:
+    from sgdiag.cli.processes_screen import report_lines
+
+    for line in report_lines(report):
+        click.echo(line)
