@@ -25,6 +25,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "kv": ("sgdiag.cli.kv:kv", "Show what the KV pool's memory went to, and what would change it."),
     "doctor": ("sgdiag.cli.doctor:doctor", "Say what can be read here, what not, why, and the way out."),
     "objects": ("sgdiag.cli.objects:objects", "Print any attribute path of the live schedulers."),
+    "stacks": ("sgdiag.cli.stacks:stacks", "Say which rank holds up the others, and where all of them stand."),
+    "processes": (
+        "sgdiag.cli.processes:processes",
+        "Who holds GPU memory, ports and shared memory; --reap ends orphans.",
+    ),
     "record": ("sgdiag.cli.record:record", "Record a session to a file."),
     "replay": ("sgdiag.cli.record:replay", "Open the terminal UI on a recording."),
     "demo": ("sgdiag.cli.demo:demo", "Replay a recording of a real server; needs nothing else."),

@@ -37,11 +37,11 @@ def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     """
     import msgspec
 
-    from sgdiag.rules.postmortem import explain as explain_incident
-    from sgdiag.sources.postmortem import read
+    from sgdiag.fixes.answers import with_fixes
+    from sgdiag.session.postmortem import explain_logs
 
-    incident = read(logs)
-    findings = explain_incident(incident)
+    incident, found = explain_logs(logs)
+    findings = with_fixes(found, incident.snapshot.server.release.or_else(""))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}))
     else:

@@ -42,5 +42,7 @@ def print_findings(findings: Sequence[Finding], *, sure: bool = False) -> None:
             command = f": {advice.command}" if advice.command else ""
             effect = f" → {advice.effect}" if advice.effect else ""
             detail(f"- {advice.action}{command}{effect}")
+        if finding.fix:
+            detail(f"- there is a fix for SGLang itself: sgdiag apply-fix {finding.fix}")
         if finding.playbook:
             detail(f"sgdiag playbook {finding.playbook}", "dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +25,7 @@ def installation(command: F) -> F:
     """The options that say which SGLang is meant; without one, that of this interpreter."""
     options = (
         click.option("--sglang", type=click.Path(path_type=Path), help="The package's folder, or a checkout."),
-        click.option("--python", help="The interpreter that imports it."),
+        click.option("--python", metavar="EXE", help="The interpreter that imports it."),
         click.option("--pid", type=int, help="A process of a running server."),
     )
     for option in reversed(options):
@@ -42,13 +43,13 @@ def _engine(sglang: Path | None, python: str | None, pid: int | None) -> Engine:
 def _found(sglang: Path | None, python: str | None, pid: int | None) -> Installation:
     from sgdiag.fixes import installation as installed
 
-    if sum(choice is not None for choice in (sglang, python, pid)) > 1:
-        raise click.UsageError("only one of --sglang, --python and --pid")
+    if pid is not None:
+        if sglang is not None or python is not None:
+            raise click.UsageError("--pid says it all: give neither --sglang nor --python with it")
+        return installed.of_process(pid)
     if sglang is not None:
-        return installed.at_path(sglang)
-    if python is not None:
-        return installed.of_python(python)
-    return installed.of_process(pid) if pid is not None else installed.of_this_interpreter()
+        return installed.at_path(sglang, installed.program(python) if python is not None else "")
+    return installed.of_python(python) if python is not None else installed.of_this_interpreter()
 
 
 @click.group()
@@ -69,7 +70,7 @@ def list_fixes(**which: Any) -> None:
     for fix in catalogue.all():
         click.echo(f"{fix.id:32} {fix.title}")
         if engine is not None:
-            applied = "applied" if fix.id in engine.state().applied else _how(engine.delivery(fix))
+            applied = "applied" if fix.id in engine.applied() else _how(engine.delivery(fix))
             click.echo(f"{'':32} {applied}")
 
 
@@ -127,7 +128,7 @@ def status(**which: Any) -> None:
     click.echo(f"applied: {', '.join(applied) or 'nothing'}")
     if standing == "changed by hand":
         click.echo("changed since by somebody else: " + ", ".join(odd))
-    _name_old_servers(engine)
+    _name_old_servers(engine, engine.store.changed_at())
 
 
 @click.command("apply-fix")
@@ -147,6 +148,10 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     """
     from sgdiag.fixes.catalogue import Catalogue
 
+    if export is None and release is not None:
+        raise click.UsageError("--release goes with --export")
+    if export is not None and dry_run:
+        raise click.UsageError("--export changes nothing: leave --dry-run out")
     if export is not None:
         catalogue = Catalogue()
         fix = catalogue.fix(fix_id)
@@ -170,7 +175,7 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     click.echo(f"{fix.id} is applied to {engine.installation.package} ({len(delivery.files)} files).")
     _print_use(delivery)
     click.echo(f"verify: sgdiag verify-fix {fix.id}    take back: sgdiag revert-fix {fix.id}")
-    _name_old_servers(engine)
+    _name_old_servers(engine, time.time())
 
 
 @click.command("revert-fix")
@@ -188,7 +193,7 @@ def revert_fix(fix_id: str, dry_run: bool, **which: Any) -> None:
         return
     engine.carry_out(plan)
     click.echo(f"{fix_id} is taken back from {engine.installation.package}.")
-    _name_old_servers(engine)
+    _name_old_servers(engine, time.time())
 
 
 @click.command("verify-fix")
@@ -205,8 +210,10 @@ def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any
 
     engine = _engine(**which)
     fix = engine.catalogue.fix(fix_id)
-    if engine.delivery(fix).how == "patch" and fix_id not in engine.state().applied:
+    if engine.delivery(fix).how == "patch" and fix_id not in engine.applied():
         raise RefusedError(f"{fix_id} is not applied to {engine.installation.package}", f"sgdiag apply-fix {fix_id}")
+    if not engine.installation.python:
+        raise SgdiagError("the interpreter of this package is not known", "name it, too: --python EXE")
     if importlib.util.find_spec("pytest") is None:
         raise SgdiagError("the regression tests need pytest", "pip install pytest")
     environment = {
@@ -215,6 +222,7 @@ def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any
         "SGDIAG_FIX_RELEASE": engine.release(fix),
         "SGDIAG_FIX_PYTHON": engine.installation.python,
         "SGDIAG_FIX_URL": url or "",
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(engine.catalogue.regression(fix))]
     ctx.exit(subprocess.run(tests, env=environment, check=False).returncode and 1)
@@ -249,10 +257,9 @@ def _was_there(plan: Plan, module: str) -> bool:
     return any(plan.old.get(path) is not None for path in (f"{base}.py", f"{base}/__init__.py"))
 
 
-def _name_old_servers(engine: Engine) -> None:
+def _name_old_servers(engine: Engine, changed_at: float) -> None:
     from sgdiag.fixes.running import servers_started_before
 
-    changed_at = engine.store.changed_at()
     old = servers_started_before(changed_at, engine.installation) if changed_at else ()
     if old:
         note(f"sgdiag: servers that still run the older code, restart them: pid {', '.join(map(str, old))}")

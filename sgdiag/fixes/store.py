@@ -1,0 +1,237 @@
+"""What sgdiag has changed in one package, and the change from one set of files to another, safe against being killed.
+
+Everything lies in ``sglang/.sgdiag``: ``state.json``, the pristine files by their SHA-256, and, while a change is under
+way, the new files and a journal. The journal is the point of no return: without it the old tree stands and what was
+prepared is thrown away, with it the change is finished by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from sgdiag.fixes.installation import Installation
+from sgdiag.model import RefusedError, SgdiagError
+
+FOLDER = ".sgdiag"
+_STATE, _JOURNAL, _PRISTINE, _STAGED, _LOCK = "state.json", "journal.json", "pristine", "staged", "lock"
+
+
+def sha256(content: bytes | None) -> str:
+    """Hexadecimal; empty for a file that is not there."""
+    return hashlib.sha256(content).hexdigest() if content is not None else ""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """One changed file: SHA-256 when pristine and now (empty: not there), and what else the pristine one was."""
+
+    pristine: str
+    now: str
+    mode: int = 0o644
+    mtime_ns: int = 0
+
+
+class State(msgspec.Struct, frozen=True):
+    """The fixes that are applied to a package of ``release``, and its changed files by path from the package's root."""
+
+    release: str = ""
+    applied: tuple[str, ...] = ()
+    files: dict[str, Changed] = {}
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    """A change under way. ``old`` and ``new`` are the SHA-256 of each file that it changes."""
+
+    goal: State
+    old: dict[str, str]
+    new: dict[str, str]
+
+
+class Store:
+    """The changed files of one installation. Methods that write are to be called under ``locked``."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._root = installation.root
+        self.folder = installation.package / FOLDER
+
+    def state(self) -> State:
+        try:
+            return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=State)
+        except FileNotFoundError:
+            return State()
+        except msgspec.MsgspecError as error:
+            raise SgdiagError(
+                f"{self.folder / _STATE} is damaged: {error}", "reinstall SGLang, delete the folder"
+            ) from error
+
+    def changed_at(self) -> float:
+        """Unix time of the last change; 0.0 if nothing is changed."""
+        try:
+            return (self.folder / _STATE).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a change is under way, or was cut off behind its point of no return."""
+        return (self.folder / _JOURNAL).is_file()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other sgdiags from changing the same package. Raises RefusedError if one does so now."""
+        path = self.folder / _LOCK
+        try:
+            self.folder.mkdir(exist_ok=True)
+            lock = path.open("wb")
+        except FileNotFoundError as error:
+            raise _busy() from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The last change removes the lock with the folder: one on a file that is gone keeps nobody out.
+                mine = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+            except (BlockingIOError, FileNotFoundError) as error:
+                raise _busy() from error
+            if not mine:
+                raise _busy()
+            try:
+                yield
+            finally:
+                self._tidy()
+
+    def content(self, path: str) -> bytes | None:
+        """What the file is now; None if it is not there."""
+        try:
+            return (self._root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def pristine(self, path: str) -> bytes | None:
+        """What the file was before any fix; None if it was not there."""
+        known = self.state().files.get(path)
+        if known is None:
+            return self.content(path)
+        if not known.pristine:
+            return None
+        backup = self.folder / _PRISTINE / known.pristine
+        content = backup.read_bytes() if backup.is_file() else b""
+        if sha256(content) != known.pristine:
+            raise SgdiagError(f"the backup of {path} is damaged", "reinstall SGLang")
+        return content
+
+    def change(self, goal: State, contents: Mapping[str, bytes | None]) -> None:
+        """Makes the files hold ``contents`` (None: not be there) and the state be ``goal``."""
+        shutil.rmtree(self.folder / _STAGED, ignore_errors=True)
+        for path, changed in goal.files.items():
+            if changed.pristine:
+                self._keep(_PRISTINE, self.pristine(path))
+        for content in contents.values():
+            self._keep(_STAGED, content)
+        old = {path: sha256(self.content(path)) for path in contents}
+        journal = _Journal(goal, old, {path: sha256(content) for path, content in contents.items()})
+        self._write(self.folder / _JOURNAL, msgspec.json.encode(journal))
+        self.finish()
+
+    def finish(self) -> tuple[str, ...]:
+        """Brings a change behind its point of no return to its end; the fixes that are applied then."""
+        journal = msgspec.json.decode((self.folder / _JOURNAL).read_bytes(), type=_Journal)
+        before = self.state()
+        for path, new in journal.new.items():
+            there = sha256(self.content(path))
+            if there not in (new, journal.old[path]):
+                raise RefusedError(
+                    f"{self._root / path} was changed by somebody else in the middle of a change",
+                    "reinstall SGLang, then apply the fixes again",
+                )
+            if there != new:
+                self._put(path, new, journal.goal.files.get(path) or before.files.get(path))
+            _forget_bytecode(self._root / path)
+        if journal.goal.applied:
+            self._write(self.folder / _STATE, msgspec.json.encode(journal.goal))
+        else:
+            (self.folder / _STATE).unlink(missing_ok=True)
+        (self.folder / _JOURNAL).unlink()
+        _sync(self.folder)
+        return journal.goal.applied
+
+    def forget(self) -> None:
+        """Drops state and backups, which belong to a package that is no more, and files that only a fix had added."""
+        for path, changed in self.state().files.items():
+            if not changed.pristine and sha256(self.content(path)) == changed.now:
+                self._put(path, "", None)
+                _forget_bytecode(self._root / path)
+        (self.folder / _STATE).unlink(missing_ok=True)
+
+    def _put(self, path: str, digest: str, known: Changed | None) -> None:
+        target = self._root / path
+        if not digest:
+            target.unlink(missing_ok=True)
+            _sync(target.parent)
+            return
+        staged = self.folder / _STAGED / digest
+        beside = self.folder / _STAGED / "next"
+        shutil.copyfile(staged, beside)
+        if known is not None:
+            beside.chmod(known.mode)
+            if digest == known.pristine:
+                os.utime(beside, ns=(known.mtime_ns, known.mtime_ns))
+        _sync(beside)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.replace(target)
+        _sync(target.parent)
+
+    def _keep(self, where: str, content: bytes | None) -> None:
+        if content is None:
+            return
+        place = self.folder / where / sha256(content)
+        if not place.is_file():
+            place.parent.mkdir(exist_ok=True)
+            self._write(place, content)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        beside = path.with_name(path.name + ".new")
+        beside.write_bytes(content)
+        _sync(beside)
+        beside.replace(path)
+        _sync(path.parent)
+
+    def _tidy(self) -> None:
+        """Removes what no state and no journal speaks of; in the end the folder itself."""
+        if self.interrupted:
+            return
+        shutil.rmtree(self.folder / _STAGED, ignore_errors=True)
+        kept = {changed.pristine for changed in self.state().files.values()} | {_STATE}
+        for left in (*self.folder.glob("*.*"), *(self.folder / _PRISTINE).glob("*")):
+            if left.name not in kept:
+                left.unlink(missing_ok=True)
+        if not (self.folder / _STATE).is_file():
+            shutil.rmtree(self.folder / _PRISTINE, ignore_errors=True)
+            (self.folder / _LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+
+def _busy() -> RefusedError:
+    return RefusedError("another sgdiag changes this package now", "wait until it is done")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _forget_bytecode(path: Path) -> None:
+    """Compiled forms may be trusted without a look at their source, so none of the old one may stay."""
+    if path.suffix == ".py":
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink(missing_ok=True)

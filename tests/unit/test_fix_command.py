@@ -1,0 +1,265 @@
+"""`sgdiag fixes`, `apply-fix`, `revert-fix` and `verify-fix` on a package of their own, with a real interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sgdiag.cli import main
+from sgdiag.fixes.store import FOLDER
+from tests.unit.fix_tree import RELEASE, Fixes, catalogue, checkout, contents, package
+
+OLD = b"value = 1\nother = 2\n"
+
+CHANGE = b"--- a/sglang/gamma.py\n+++ b/sglang/gamma.py\n@@ -1,2 +1,2 @@\n-value = 1\n+%s\n other = 2\n"
+
+FIXES: Fixes = {
+    "good": (CHANGE % b"value = 3", {"sglang/gamma.py": (OLD, b"value = 3\nother = 2\n")}),
+    "breaks": (
+        CHANGE % b"import no_such_module",
+        {"sglang/gamma.py": (OLD, b"import no_such_module\nother = 2\n")},
+    ),
+    "late": (
+        b"--- a/sglang/late.py\n+++ b/sglang/late.py\n@@ -1 +1,2 @@\n import no_such_module\n+value = 2\n",
+        {"sglang/late.py": (b"import no_such_module\n", b"import no_such_module\nvalue = 2\n")},
+    ),
+}
+
+NATIVE = """
+[releases."0.5.12"]
+how = "native"
+reason = "it knows the switch"
+flags = ["--switch 3"]
+environment = { SGLANG_SWITCH = "1" }
+"""
+
+REGRESSION = """
+import os, subprocess
+
+def test_value():
+    code = "import sglang.gamma; print(sglang.gamma.value)"
+    environment = {**os.environ, "PYTHONPATH": os.environ["SGDIAG_FIX_ROOT"]}
+    said = subprocess.check_output([os.environ["SGDIAG_FIX_PYTHON"], "-c", code], env=environment, text=True)
+    assert (os.environ["SGDIAG_FIX_RELEASE"], said) == ("0.5.23", "3\\n")
+"""
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The program, in this process."""
+
+    def go(*words: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["sgdiag", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Ran(int(left.value.code or 0), out, err)
+
+    return go
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A package in an environment whose interpreter is this one."""
+    site = package(tmp_path / "venv")
+    (site / "sglang/gamma.py").write_bytes(OLD)
+    (site / "sglang/late.py").write_bytes(b"import no_such_module\n")
+    (tmp_path / "venv/bin").mkdir()
+    (tmp_path / "venv/bin/python3.11").symlink_to(sys.executable)
+    return site
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "fixes"
+    catalogue(root, FIXES)
+    with (root / "good/fix.toml").open("a", encoding="utf-8") as file:
+        file.write(NATIVE)
+    (root / "good/regression").mkdir()
+    (root / "good/regression/test_good.py").write_text(REGRESSION, encoding="utf-8")
+    monkeypatch.setattr("sgdiag.fixes.catalogue.folder", lambda _: root)
+    return root
+
+
+def refused(ran: Ran, code: int, *words: str) -> None:
+    assert (ran.code, ran.out) == (code, ""), ran
+    assert 1 <= len(ran.err.splitlines()) <= 2, ran.err
+    for word in words:
+        assert word in ran.err
+
+
+def test_from_the_list_to_the_revert(run: Run, site: Path) -> None:
+    before = contents(site)
+    listed = run("fixes", "list", "--sglang", site)
+    assert f"SGLang {RELEASE} in {site}" in listed.out
+    assert "changes 1 files" in listed.out
+    assert run("fixes", "status", "--sglang", site).out.splitlines()[-1] == "applied: nothing"
+
+    dry = run("apply-fix", "good", "--sglang", site, "--dry-run")
+    assert dry.out.encode() == CHANGE % b"value = 3"
+    assert contents(site) == before
+
+    applied = run("apply-fix", "good", "--sglang", site)
+    assert (applied.code, applied.err) == (0, "")
+    assert "verify: sgdiag verify-fix good" in applied.out
+    assert (site / "sglang/gamma.py").read_bytes() == b"value = 3\nother = 2\n"
+    assert "applied: good" in run("fixes", "status", "--sglang", site).out
+    refused(run("apply-fix", "good", "--sglang", site), 3, "good is applied already")
+
+    back = run("revert-fix", "good", "--sglang", site, "--dry-run")
+    assert "-value = 3\n+value = 1\n" in back.out
+    assert run("revert-fix", "good", "--sglang", site).code == 0
+    assert contents(site) == before
+    refused(run("revert-fix", "good", "--sglang", site), 3, "good is not applied")
+
+
+def test_a_fix_that_breaks_an_import_is_taken_back(run: Run, site: Path) -> None:
+    before = contents(site)
+    refused(run("apply-fix", "breaks", "--sglang", site), 3, "breaks was taken back", "no_such_module")
+    assert contents(site) == before
+
+
+def test_an_import_that_was_broken_before_is_only_noted(run: Run, site: Path) -> None:
+    applied = run("apply-fix", "late", "--sglang", site)
+    assert applied.code == 0
+    assert "without the fix either" in applied.err
+    assert "no_such_module" in applied.err
+    assert (site / "sglang/late.py").read_bytes() == b"import no_such_module\nvalue = 2\n"
+
+
+def test_the_regression_tests_run_against_the_patched_package(run: Run, site: Path) -> None:
+    refused(run("verify-fix", "good", "--sglang", site), 3, "good is not applied")
+    run("apply-fix", "good", "--sglang", site)
+    verified = run("verify-fix", "good", "--sglang", site)
+    assert (verified.code, "1 passed" in verified.out) == (0, True), verified
+    (site / "sglang/gamma.py").write_bytes(b"value = 4\n")
+    assert run("verify-fix", "good", "--sglang", site).code == 1
+
+
+def test_a_checkout_needs_its_interpreter_named(run: Run, site: Path, tmp_path: Path) -> None:
+    tree = checkout(site, tmp_path / "repo")
+    applied = run("apply-fix", "good", "--sglang", tmp_path / "repo")
+    assert applied.code == 0
+    assert "not import-checked" in applied.err
+    refused(run("verify-fix", "good", "--sglang", tree), 2, "interpreter", "--python")
+    assert run("verify-fix", "good", "--sglang", tree, "--python", sys.executable).code == 0
+    run("revert-fix", "good", "--sglang", tree)
+    checked = run("apply-fix", "good", "--sglang", tree, "--python", sys.executable)
+    assert (checked.code, checked.err) == (0, "")
+    run("revert-fix", "good", "--sglang", tree)
+    refused(run("apply-fix", "breaks", "--sglang", tree, "--python", sys.executable), 3, "taken back")
+
+
+def test_what_a_release_can_do_itself_is_printed(run: Run, site: Path) -> None:
+    (site / "sglang/version.py").write_text('__version__ = "0.5.12"\n', encoding="utf-8")
+    before = contents(site)
+    told = run("apply-fix", "good", "--sglang", site)
+    assert told.code == 0
+    assert "environment: SGLANG_SWITCH=1" in told.out
+    assert "flags: --switch 3" in told.out
+    assert contents(site) == before
+    assert "this release can do it itself: it knows the switch" in run("fixes", "list", "--sglang", site).out
+    refused(run("apply-fix", "breaks", "--sglang", site), 3, "there is none for SGLang 0.5.12, but for 0.5.23")
+
+
+def test_an_exported_patch_applies_with_gnu_patch(run: Run, site: Path, tmp_path: Path) -> None:
+    exported = run("apply-fix", "good", "--export", tmp_path / "out", "--release", RELEASE)
+    assert exported.code == 0
+    assert f"COPY good-{RELEASE}.patch" in exported.out
+    patch = (tmp_path / "out" / f"good-{RELEASE}.patch").read_bytes()
+    command = ["patch", "--strip=1", "--fuzz=0", "--forward"]
+    subprocess.run(command, cwd=site, input=patch, check=True, capture_output=True, timeout=60)
+    by_patch = contents(site)
+    subprocess.run([*command, "--reverse"], cwd=site, input=patch, check=False, capture_output=True, timeout=60)
+    (site / "sglang/gamma.py").write_bytes(OLD)
+    run("apply-fix", "good", "--sglang", site)
+    ours = {path: content for path, content in contents(site).items() if FOLDER not in path and "RECORD" not in path}
+    assert ours == {path: content for path, content in by_patch.items() if "RECORD" not in path}
+
+
+def test_the_release_of_the_export_is_that_at_hand_unless_it_is_named(run: Run, site: Path, tmp_path: Path) -> None:
+    assert run("apply-fix", "good", "--export", tmp_path / "out", "--sglang", site).code == 0
+    refused(run("apply-fix", "good", "--export", tmp_path, "--release", "0.5.9"), 3, "does not change SGLang 0.5.9")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["apply-fix"], "Missing argument"),
+        (["apply-fix", "nothing", "--sglang", "SITE"], "there is no fix 'nothing'"),
+        (["apply-fix", "../good", "--sglang", "SITE"], "there is no fix"),
+        (["apply-fix", "good", "--sglang", "/nowhere"], "holds no SGLang package"),
+        (["apply-fix", "good", "--python", "/nowhere/python"], "there is no program /nowhere/python"),
+        (["apply-fix", "good", "--sglang", "SITE", "--python", "no-such-program"], "there is no program"),
+        (["apply-fix", "good", "--python", "/bin/false"], "does not answer as a Python would"),
+        (["apply-fix", "good", "--python", sys.executable], "has no SGLang"),
+        (["apply-fix", "good", "--pid", "1", "--sglang", "SITE"], "--pid says it all"),
+        (["apply-fix", "good", "--pid", "99999999"], "there is no process 99999999"),
+        (["apply-fix", "good", "--pid", "x"], "not a valid integer"),
+        (["apply-fix", "good", "--release", RELEASE, "--sglang", "SITE"], "--release goes with --export"),
+        (["apply-fix", "good", "--export", "OUT", "--dry-run", "--sglang", "SITE"], "leave --dry-run out"),
+        (["apply-fix", "good"], "this Python has no SGLang"),
+        (["revert-fix", "nothing", "--sglang", "SITE"], "nothing is not applied"),
+        (["verify-fix", "nothing", "--sglang", "SITE"], "there is no fix 'nothing'"),
+        (["fixes", "show", "nothing"], "there is no fix 'nothing'"),
+        (["fixes", "status", "--sglang", "/nowhere"], "holds no SGLang package"),
+    ],
+)
+def test_bad_usage_is_one_line(run: Run, site: Path, tmp_path: Path, words: list[str], says: str) -> None:
+    here = {"SITE": str(site), "OUT": str(tmp_path / "out")}
+    ran = run(*(here.get(word, word) for word in words))
+    refused(ran, 3 if "is not applied" in says else 2, says)
+
+
+def test_a_damaged_state_is_one_line(run: Run, site: Path) -> None:
+    run("apply-fix", "good", "--sglang", site)
+    (site / "sglang" / FOLDER / "state.json").write_bytes(b"{")
+    refused(run("fixes", "status", "--sglang", site), 2, "is damaged")
+
+
+def test_fixes_without_a_package_are_still_listed(run: Run) -> None:
+    assert run("fixes", "list").out.split() == ["breaks", "breaks", "good", "good", "late", "late"]
+    shown = run("fixes", "show", "good").out
+    assert "changes 1 files" in shown
+    assert "0.5.9          not needed here: it is fine there" in shown
+
+
+def test_an_upgrade_is_noticed(run: Run, site: Path) -> None:
+    run("apply-fix", "good", "--sglang", site)
+    (site / "sglang/gamma.py").write_bytes(OLD)
+    assert "changes 1 files" in run("fixes", "list", "--sglang", site).out
+    refused(run("apply-fix", "good", "--sglang", site, "--dry-run"), 3, "installed anew", "sgdiag fixes status")
+    refused(run("verify-fix", "good", "--sglang", site), 3, "good is not applied")
+    told = run("fixes", "status", "--sglang", site)
+    assert "installed anew over good" in told.err
+    assert "applied: nothing" in told.out
+
+
+def test_servers_with_the_older_code_are_named_after_a_revert_too(
+    run: Run, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("apply-fix", "good", "--sglang", site)
+    monkeypatch.setattr("sgdiag.fixes.running.servers_started_before", lambda at, _: (4711,) if at > 1e9 else ())
+    assert "pid 4711" in run("revert-fix", "good", "--sglang", site).err
+
+
+def test_files_of_the_regression_tests_are_left_as_they_are(run: Run, site: Path, shipped: Path) -> None:
+    run("apply-fix", "good", "--sglang", site)
+    before = sorted((shipped / "good/regression").iterdir())
+    run("verify-fix", "good", "--sglang", site)
+    assert sorted((shipped / "good/regression").iterdir()) == before
