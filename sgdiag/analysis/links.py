@@ -37,21 +37,26 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A time that nobody has measured, in seconds, as far as the calibrations spread. ``beyond``: what the published
-    tables do not cover."""
+    """A time that nobody has measured, in seconds, as far as the calibrations spread. ``left_out_ratio``: how far
+    outside of such a range a published host lies at worst that the calibrations are not from, None where there is only
+    one. ``beyond``: what the published tables do not cover."""
 
     shape: Shape
     nbytes: int
     seconds: Span
     calibrations: tuple[str, ...]
+    left_out_ratio: float | None
     beyond: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """One line that cannot be mistaken for a measurement."""
         low, high = self.seconds.low * 1e6, self.seconds.high * 1e6
-        notes = "".join(f"; {note}" for note in self.beyond)
-        return f"predicted, not measured: {self.shape.name}, {self.nbytes} bytes: {low:.1f} to {high:.1f} us{notes}"
+        trust = "from one published host"
+        if self.left_out_ratio is not None:
+            trust = f"another host was {self.left_out_ratio:.0%} outside such a range"
+        what = f"{self.shape.name}, {self.nbytes} bytes: {low:.1f} to {high:.1f} us"
+        return "; ".join((f"predicted, not measured: {what}", trust, *self.beyond))
 
 
 @lru_cache(maxsize=64)
@@ -161,23 +166,43 @@ def predict(
     fitting = [c for c in map(calibrate, tables) if c.way == shape.way]
     if not fitting:
         return Unknown(f"no prediction: no published table is of {shape.way}")
-    shares = {c.share_ratio for c in fitting} | {BUSY_SHARE_RATIO[shape.way]}
-    further = FURTHER_PHASE_S[shape.way]
+    alike = tuple(table for table in tables if table.shape.way == shape.way)
     try:
-        times = [
-            simulate_s(wiring, shape, nbytes, fixed_s=c.fixed_s, share_ratio=share, phase_s=phase_s, best=best)
-            for c, share, phase_s, best in product(fitting, shares, {further.low, further.high}, (True, False))
-        ]
+        seconds = spread_s(wiring, shape, nbytes, fitting)
     except ValueError as error:
         return Unknown(f"no prediction: {error}")
     prediction = Prediction(
         shape=shape,
         nbytes=nbytes,
-        seconds=Span(min(times), max(times)),
+        seconds=seconds,
         calibrations=tuple(c.table for c in fitting),
-        beyond=_beyond(wiring, shape, nbytes, [table for table in tables if table.shape.way == shape.way]),
+        left_out_ratio=left_out_ratio(alike) if len(alike) > 1 else None,
+        beyond=_beyond(wiring, shape, nbytes, alike),
     )
     return Known(prediction, "simulation of published hosts", "derived")
+
+
+def spread_s(wiring: Wiring, shape: Shape, nbytes: int, calibrations: Sequence[Calibration]) -> Span:
+    """The shortest and the longest time over all constants, in seconds. Raises ``ValueError`` as ``simulate_s``."""
+    shares = {c.share_ratio for c in calibrations} | {BUSY_SHARE_RATIO[shape.way]}
+    further = FURTHER_PHASE_S[shape.way]
+    times = [
+        simulate_s(wiring, shape, nbytes, fixed_s=c.fixed_s, share_ratio=share, phase_s=phase_s, best=best)
+        for c, share, phase_s, best in product(calibrations, shares, {further.low, further.high}, (True, False))
+    ]
+    return Span(min(times), max(times))
+
+
+@lru_cache(maxsize=16)
+def left_out_ratio(tables: tuple[Table, ...]) -> float:
+    """How far a published time lies, at worst, outside of the range that all other tables of its way give for it."""
+    worst = 0.0
+    for table in tables:
+        others = [calibrate(other) for other in tables if other != table]
+        for nbytes, us in (*table.points, *table.held):
+            seconds = spread_s(table.wiring, table.shape, nbytes, others)
+            worst = max(worst, seconds.low * 1e6 / us - 1, 1 - seconds.high * 1e6 / us)
+    return worst
 
 
 class Stretch(msgspec.Struct, frozen=True):

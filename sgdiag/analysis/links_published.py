@@ -97,8 +97,8 @@ def on_switches(
 
 
 def on_tree(trees: int, leaves: int, per_leaf: int) -> tuple[Link, ...]:
-    """Switches of ``per_leaf`` GPUs, joined at full rate in each tree; what goes to another tree leaves each switch over
-    one link, and passes no root port."""
+    """Switches of ``per_leaf`` GPUs, joined at full rate in each tree; what goes to another tree leaves each switch
+    over one link, and passes no root port."""
     groups = [range(1 + tree * leaves, 1 + (tree + 1) * leaves) for tree in range(trees)]
     return (
         *(

@@ -180,7 +180,7 @@ def test_islands_that_exchange_their_sums_give_other_bits() -> None:
 
 
 def test_a_rounding_at_every_step_gives_other_bits_than_one_at_the_end() -> None:
-    """1 + 2^-8 is 1 in bf16, three times over; in fp32 the sum is 1 + 3/256, which bf16 rounds to 1 + 2^-6 / 1."""
+    """1 + 2^-8 is 1 in bf16, three times over; in fp32 the sum is 1 + 3/256, which bf16 rounds to 1 + 4/256."""
     inputs = [[narrow(number, "bf16")] for number in (1.0, 2.0**-8, 2.0**-8, 2.0**-8)]
     step_by_step = 1.0
     for row in inputs[1:]:
@@ -198,6 +198,13 @@ def test_special_values_survive(shape: str, dtype: Dtype) -> None:
     assert total([[infinity], [0], [0], [0]], dtype)[3] == [infinity]
     assert math.isnan(widen(total([[infinity], [infinity | minus_zero], [0], [0]], dtype)[0][0], dtype))
     assert total([[1], [0], [0], [0]], dtype)[2] == [1]
+
+
+def test_a_zero_that_is_sent_as_negative_zero_gives_ranks_different_bits() -> None:
+    """Why words that must not look like the sentinel +0 cannot carry every message."""
+    plus, minus = 0x0000, 0x8000
+    seen_by_first, seen_by_second = [[plus], [minus]], [[minus], [minus]]
+    assert one_shot(seen_by_first, "bf16")[0] != one_shot(seen_by_second, "bf16")[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgdiag.analysis.kv_base import Span
-from sgdiag.analysis.links import TOLERANCE_RATIO, Prediction, calibrate, fastest, line, predict, simulate_s
+from sgdiag.analysis.links import (
+    TOLERANCE_RATIO,
+    Prediction,
+    calibrate,
+    fastest,
+    left_out_ratio,
+    line,
+    predict,
+    simulate_s,
+    spread_s,
+)
 from sgdiag.analysis.links_published import (
     BROADCOM_4,
     BROADCOM_8,
@@ -162,7 +172,6 @@ def across(wiring: Wiring) -> list[tuple[int, int]]:
         (SWITCHTEC_TREE_8, [(0, 1), (2, 3)], 108.3),
         (SWITCHTEC_TREE_8, [(i, i + 4) for i in range(4)], 108.6),
         (SWITCHTEC_TREE_8, across(SWITCHTEC_TREE_8), 99.6),
-        (SWITCHTEC_TREE_8, [(a, b) for a in range(8) for b in range(8) if a != b], 232.8),
         (BROADCOM_8, [(0, 4)], 36.8),
         (BROADCOM_8, [(0, 4), (2, 6)], 76.4),
         (BROADCOM_8, [(0, 4), (1, 5)], 40.3),
@@ -173,6 +182,15 @@ def across(wiring: Wiring) -> list[tuple[int, int]]:
 )
 def test_copies_share_links_as_they_were_measured_to(wiring: Wiring, pairs: Pairs, published: float) -> None:
     assert rate(wiring, pairs) == pytest.approx(published, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "gpus", "published"),
+    [(SWITCHTEC_FLAT_8, 4, 148.9), (SWITCHTEC_FLAT_8, 8, 168.4), (SWITCHTEC_TREE_8, 8, 232.8)],
+)
+def test_links_alone_do_not_explain_how_slow_all_to_all_is(wiring: Wiring, gpus: int, published: float) -> None:
+    """Why a GPU's rate with all at work is calibrated and not taken from its link."""
+    assert rate(wiring, [(a, b) for a in range(gpus) for b in range(gpus) if a != b]) > 1.1 * published
 
 
 @pytest.mark.parametrize(
@@ -242,6 +260,23 @@ def test_a_prediction_is_labelled_as_one() -> None:
     assert fact.value.label.startswith("predicted, not measured: one-shot pull, 16384 bytes: ")
     assert set(fact.value.calibrations) == {table.name for table in TABLES[:3]}
     assert fact.value.beyond == ()
+
+
+def test_it_says_how_far_hosts_were_off_that_no_calibration_is_from() -> None:
+    pulled, pushed = known(SWITCHTEC_4, ONE_SHOT_PULL, 64 * KIB), known(SWITCHTEC_4, ONE_SHOT_PUSH, 64 * KIB)
+    assert pulled.left_out_ratio == left_out_ratio(TABLES[:3])
+    assert pulled.left_out_ratio == pytest.approx(0.36, abs=0.01)
+    assert pulled.label.endswith("; another host was 36% outside such a range")
+    assert pushed.left_out_ratio is None
+    assert pushed.label.endswith("; from one published host")
+
+
+def test_that_range_misses_the_time_of_the_slowest_host() -> None:
+    table = TABLES[1]
+    others = [calibrate(other) for other in (TABLES[0], TABLES[2])]
+    nbytes, us = 128 * KIB, 40.1
+    missed = 1 - spread_s(table.wiring, table.shape, nbytes, others).high * 1e6 / us
+    assert 0 < missed <= left_out_ratio(TABLES[:3])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Kernels that travel with sgdiag, one package each."""

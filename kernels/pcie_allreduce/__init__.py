@@ -1,0 +1,1 @@
+"""Small allreduces between GPUs that see each other over PCIe only."""
