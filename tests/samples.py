@@ -21,6 +21,7 @@ from sgdiag.model import (
     Gpus,
     GraphSet,
     How,
+    KernelView,
     Known,
     KvPool,
     Latency,
@@ -58,6 +59,15 @@ def known(value: T, source: str, at: float = AT - 0.4, how: How = "measured") ->
 
 def _constant(value: T, source: str) -> Known[T]:
     return Known(value, source)
+
+
+def _gib(number: float, source: str) -> Known[int]:
+    return Known(round(number * GIB), source)
+
+
+_GRAPHS_GIB = {"target_verify": 1.31, "draft_decode": 0.33, "prefill": 0.46}
+"""The balance of each GPU, in GiB, of 94: 35.22 of a stranger, 1.45 of contexts and process groups, 30.6 and 1.42 of
+weights; of the 25.31 that are left, 9.06 are slack (57.33 x 0.158) and 16.25 go to pools."""
 
 
 def _batches(running: int, when: float) -> tuple[Batch, ...]:
@@ -138,6 +148,17 @@ def _rank(tp: int, second: int, at: float) -> Rank:
         request_slots=_constant(48, "object:Scheduler.req_to_token_pool.size"),
         attention_backend=_constant("FlashAttentionBackend", "object:Scheduler.tp_worker._model_runner.attn_backend"),
         threads=known(_threads(tp), "object:threads", when),
+        still_s=known(0.0, "object:threads", when, "derived"),
+        no_step_s=known(0.0, "object:Scheduler.forward_ct", when, "derived"),
+        kernel=KernelView(
+            state=known("R", "procfs:stat", at),
+            cpu_ratio=known(0.99, "procfs:stat", at),
+            wait_channel=known("", "procfs:wchan", at),
+            system_call=known("running", "procfs:syscall", at),
+            stack=unknown("only root may read the kernel's stack"),
+            swapped_bytes=known(0, "procfs:status", at),
+            helpers=known((), "procfs:stat", at),
+        ),
         batches=_batches(running, when),
         kv=KvPool(
             capacity_tokens=_constant(131_072, "log:212"),
@@ -152,17 +173,22 @@ def _rank(tp: int, second: int, at: float) -> Rank:
             layers=_constant(64, "object:Scheduler.tp_worker._model_runner.token_to_kv_pool.layer_num"),
             buffer_shape=_constant((131_073, 4, 128), "object:Scheduler.tp_worker._model_runner.token_to_kv_pool"),
             protected_tokens=known(used // 2, "object:Scheduler.tree_cache.protected_size_", when),
-            size_bytes=_constant(18 * GIB, "log:213"),
+            size_bytes=_constant(16 * GIB, "log:213"),
         ),
         memory=RankMemory(
-            weights_bytes=_constant(round(30.6 * GIB), "log:180"),
-            draft_weights_bytes=_constant(round(1.42 * GIB), "log:230"),
-            graphs_bytes=_constant(round(2.1 * GIB), "log:251"),
-            init_distributed_bytes=_constant(round(0.9 * GIB), "log:160"),
-            free_before_load_bytes=_constant(round(94.1 * GIB), "log:170"),
-            free_after_load_bytes=_constant(round(62.6 * GIB), "log:180"),
-            free_after_pool_bytes=_constant(round(11.8 * GIB), "log:214"),
-            free_at_ready_bytes=_constant(round(8.4 * GIB), "log:260"),
+            weights_bytes=_gib(30.6, "log:180"),
+            draft_weights_bytes=_gib(1.42, "log:190"),
+            draft_pool_bytes=_gib(0.25, "log:216"),
+            draft_in_budget=_constant(True, "log:212"),
+            graphs_bytes=_gib(2.1, "log:258"),
+            graphs_by_phase_bytes=_constant({name: round(size * GIB) for name, size in _GRAPHS_GIB.items()}, "log:258"),
+            init_distributed_bytes=_gib(0.9, "log:160"),
+            free_before_load_bytes=_gib(57.33, "log:170"),
+            free_after_load_bytes=_gib(25.31, "log:190"),
+            free_after_pool_bytes=_gib(9.02, "log:217"),
+            free_at_capture_bytes=_gib(8.63, "log:240"),
+            free_after_graphs_bytes=_gib(6.53, "log:258"),
+            free_at_ready_bytes=_gib(6.53, "log:260"),
         ),
     )
 
@@ -210,7 +236,13 @@ def _processes(at: float) -> tuple[Process, ...]:
             4242, "launcher", 1, 3.1, cpu_ratio=known(0.04, "procfs:stat", at), ports=known((30000,), "procfs:net", at)
         ),
         entry(
-            4311, "scheduler", 4242, 9.7, cpu_ratio=known(0.99, "procfs:stat", at), rank=_constant(RankId(), "procfs")
+            4311,
+            "scheduler",
+            4242,
+            9.7,
+            cpu_ratio=known(0.99, "procfs:stat", at),
+            rank=_constant(RankId(), "procfs"),
+            gpus=known((0,), "nvml", at),
         ),
         entry(
             4312,
@@ -219,6 +251,7 @@ def _processes(at: float) -> tuple[Process, ...]:
             9.6,
             cpu_ratio=known(0.98, "procfs:stat", at),
             rank=_constant(RankId(tp=1), "procfs"),
+            gpus=known((1,), "nvml", at),
         ),
         entry(4313, "detokenizer", 4242, 1.2, cpu_ratio=known(0.02, "procfs:stat", at)),
         entry(
@@ -228,24 +261,30 @@ def _processes(at: float) -> tuple[Process, ...]:
 
 
 def _gpus(at: float) -> Gpus:
-    def gpu(index: int, pids: tuple[int, ...]) -> Gpu:
+    def gpu(index: int, ours: int, other: int) -> Gpu:
         return Gpu(
             index=index,
             name=_constant("NVIDIA H100 NVL", "nvml"),
             uuid=_constant(f"GPU-5ed22c1a-0b7e-4d3f-9a55-{index:012}", "nvml"),
             compute_capability=_constant("9.0", "nvml"),
-            peers=_constant({str(1 - index): "OK"}, "nvml"),
+            peers=_constant({str(1 - index): "ok"}, "nvml"),
             memory_total_bytes=_constant(94 * GIB, "nvml"),
-            memory_used_bytes=known(86 * GIB, "nvml", at),
-            memory_free_bytes=known(8 * GIB, "nvml", at),
+            memory_used_bytes=known(round(87.9 * GIB), "nvml", at),
+            memory_free_bytes=known(round(6.1 * GIB), "nvml", at),
             utilization_ratio=known(0.93, "nvml", at),
             pcie_generation=known(5, "nvml", at),
             pcie_width_lanes=known(16, "nvml", at),
             nvlinks_up=known(0, "nvml", at),
-            processes=known(tuple(GpuProcess(pid, known(82 * GIB // len(pids), "nvml", at)) for pid in pids), "nvml"),
+            processes=known(
+                (
+                    GpuProcess(ours, known(round(52.68 * GIB), "nvml", at)),
+                    GpuProcess(other, known(round(35.22 * GIB), "nvml", at)),
+                ),
+                "nvml",
+            ),
         )
 
-    return Gpus(driver=_constant("570.86.15", "nvml"), devices=(gpu(0, (4311, 3977)), gpu(1, (4312, 999))))
+    return Gpus(driver=_constant("570.86.15", "nvml"), devices=(gpu(0, 4311, 3977), gpu(1, 4312, 999)))
 
 
 _ARGUMENTS: dict[str, Any] = {
@@ -429,12 +468,14 @@ def findings() -> list[Finding]:
             evidence=(
                 Evidence("metrics:sglang:num_retracted_requests_total", "12 retractions within 60 s"),
                 Evidence("log:8040", "KV cache pool is full. Retract requests."),
-                Evidence("nvml", "8.4 GiB free on each GPU after start"),
+                Evidence("log:260", "6.53 GiB free on each GPU when ready"),
             ),
-            cause="131,072 token slots hold about 32 requests of 4,096 tokens; 48 were admitted. The weights "
-            "take 30.6 GiB and the CUDA graphs 2.1 GiB of 94 GiB, so there is room that the pool does not use.",
+            cause="131,072 token slots hold about 32 requests of 4,096 tokens; 48 were admitted. Other processes hold "
+            "35.2 GiB of each GPU, and 6.5 GiB are free that the pool does not use.",
+            told='"KV cache pool is full. Retract requests." is right: nothing is lost, but the retracted requests are '
+            "computed again.",
             advice=(
-                Advice("Give the pool more memory", "--mem-fraction-static 0.90", "about 41,000 more token slots"),
+                Advice("Give the pool more memory", "--mem-fraction-static 0.90", "about 26,000 more token slots"),
                 Advice("Or admit fewer requests at once", "--max-running-requests 32", "no more retractions"),
             ),
             playbook="kv-pool-retracts",
@@ -550,6 +591,85 @@ def disconnected() -> Snapshot:
             SourceStatus(name="metrics", state="failed", reason="connection refused"),
             SourceStatus(name="processes", state="off", reason="the server is on another host"),
         ),
+    )
+
+
+def hung(ranks: int = 8, odd: int = 3) -> Snapshot:
+    """A server that stands: rank ``odd`` sleeps in a hook of a plug-in, all others wait for it in a collective."""
+    stood_s = 41.0
+    before = connected(ranks=ranks)
+    at = before.at + stood_s
+    last = Thread(native_id=4999, name="Thread-2 (_forward_results)", frames=("send (sglang_plugin/sender.py:40)",))
+
+    def rank(entry: Rank) -> Rank:
+        tp, is_odd = entry.id.tp, entry.id.tp == odd
+        hook = ("_wait_for_scales (sglang_plugin/hooks.py:88)", "before_layer (sglang_plugin/hooks.py:52)")
+        reduce = (
+            "all_reduce (torch/distributed/distributed_c10d.py:3252)",
+            "wrapper (torch/distributed/c10d_logger.py:83)",
+            "all_reduce (sglang/srt/distributed/parallel_state.py:699)",
+            "tensor_model_parallel_all_reduce (sglang/srt/distributed/communication_op.py:20)",
+        )
+        watchdog, main, *others = _threads(tp)
+        model = (
+            "forward (sglang/srt/models/qwen3.py:412)",
+            "forward (sglang/srt/model_executor/model_runner.py:1860)",
+            *main.frames[1:],
+        )
+        stack = (*(hook if is_odd else reduce), *model)
+        return msgspec.structs.replace(
+            entry,
+            threads=known(
+                (
+                    watchdog,
+                    msgspec.structs.replace(main, frames=stack),
+                    *others,
+                    *[last] * is_odd,
+                ),
+                "object:threads",
+                at - 0.4,
+            ),
+            still_s=known(stood_s - 0.2 * is_odd, "object:threads", at - 0.4, "derived"),
+            no_step_s=known(stood_s, "object:Scheduler.forward_ct", at - 0.4, "derived"),
+            kernel=KernelView(
+                state=known("S" if is_odd else "R", "procfs:stat", at - 0.4),
+                cpu_ratio=known(0.0 if is_odd else 0.99 + 0.005 * (tp % 3), "procfs:stat", at - 0.4),
+                wait_channel=known("futex_wait_queue" if is_odd else "", "procfs:wchan", at - 0.4),
+                system_call=known("futex" if is_odd else "running", "procfs:syscall", at - 0.4),
+                stack=unknown("only root may read the kernel's stack"),
+                swapped_bytes=known(0, "procfs:status", at - 0.4),
+                helpers=known((), "procfs:stat", at - 0.4),
+            ),
+        )
+
+    def process(tp: int) -> Process:
+        return msgspec.structs.replace(
+            before.processes[1],
+            pid=4311 + tp,
+            rank=_constant(RankId(tp=tp), "procfs"),
+            gpus=known((tp,), "nvml", at),
+        )
+
+    def gpu(index: int) -> Gpu:
+        return msgspec.structs.replace(
+            before.gpus.devices[0],
+            index=index,
+            memory_used_bytes=known(round(52.7 * GIB), "nvml", at),
+            memory_free_bytes=known(round(41.3 * GIB), "nvml", at),
+            utilization_ratio=known(0.0 if index == odd else 1.0, "nvml", at),
+            processes=known((GpuProcess(4311 + index, known(round(52.68 * GIB), "nvml", at)),), "nvml", at),
+        )
+
+    silent = stale(stood_s)
+    detokenizer = msgspec.structs.replace(before.processes[3], pid=4311 + ranks)
+    return msgspec.structs.replace(
+        before,
+        at=at,
+        server=msgspec.structs.replace(before.server, health=silent.server.health),
+        sources=silent.sources,
+        ranks=tuple(rank(entry) for entry in before.ranks),
+        processes=(before.processes[0], *(process(tp) for tp in range(ranks)), detokenizer),
+        gpus=msgspec.structs.replace(before.gpus, devices=tuple(gpu(index) for index in range(ranks))),
     )
 
 

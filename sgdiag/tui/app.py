@@ -1,4 +1,4 @@
-"""The application: one snapshot a second, nine screens, redrawn where they changed."""
+"""The application: one snapshot a second, ten screens, redrawn where they changed."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from sgdiag.tui.views.log import log_head, log_lines
 from sgdiag.tui.views.overview import overview
 from sgdiag.tui.views.processes import processes
 from sgdiag.tui.views.speculation import speculation
+from sgdiag.tui.views.stacks import stacks
 
 PERIOD_S = 1.0
 RECORDED_AFTER_S = 10.0
@@ -49,19 +50,41 @@ PAGES: dict[str, Callable[[Scene], list[Text]]] = {
     "collectives": collectives,
     "processes": processes,
     "arguments": arguments,
+    "stacks": stacks,
 }
 SCREENS = {
-    "overview": ("Overview", "Overview"),
-    "kv": ("KV pool", "KV"),
-    "speculation": ("Speculation", "Spec"),
-    "graphs": ("CUDA graphs", "Graphs"),
-    "collectives": ("Collectives", "Comms"),
-    "processes": ("Processes", "Procs"),
-    "log": ("Log", "Log"),
-    "findings": ("Findings", "Findings"),
-    "arguments": ("Args", "Args"),
+    "overview": ("Overview", "Overview", "Home"),
+    "kv": ("KV pool", "KV", "KV"),
+    "speculation": ("Speculation", "Spec", "Spec"),
+    "graphs": ("CUDA graphs", "Graphs", "Graphs"),
+    "collectives": ("Collectives", "Comms", "Comms"),
+    "processes": ("Processes", "Procs", "Procs"),
+    "log": ("Log", "Log", "Log"),
+    "findings": ("Findings", "Findings", "Finds"),
+    "arguments": ("Args", "Args", "Args"),
+    "stacks": ("Stacks", "Stacks", "Stacks"),
 }
-"""Screens in the order of their number keys, with a long and a short name."""
+"""Screens in the order of their keys, 1 to 9 and then 0, each with names for wide to narrow terminals."""
+
+WITH_FRAMES = frozenset({"processes", "stacks"})
+"""Screens that can show all Python frames."""
+
+_COUNT_CELLS = 4
+"""Room that the bar of screens keeps for a sign and a number of findings, so that names do not change with them."""
+
+
+def key_of(name: str) -> str:
+    """The number key that opens a screen."""
+    return str((list(SCREENS).index(name) + 1) % 10)
+
+
+def _titles(width: int, current: str) -> dict[str, str]:
+    """The names of all screens with their keys, as long as fits; where none does, the current one's alone."""
+    for size, after in ((0, " "), (0, ""), (1, ""), (2, "")):
+        titles = {name: f" {key_of(name)} {names[size]}{after}" for name, names in SCREENS.items()}
+        if sum(map(len, titles.values())) + _COUNT_CELLS <= width:
+            return titles
+    return {name: f" {key_of(name)}{f' {names[2]}' * (name == current)}" for name, names in SCREENS.items()}
 
 
 class SgdiagApp(App[None]):
@@ -71,7 +94,7 @@ class SgdiagApp(App[None]):
     TITLE = "sgdiag"
     COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"go('{name}')", show=False) for number, name in enumerate(SCREENS, 1)),
+        *(Binding(key_of(name), f"go('{name}')", show=False) for name in SCREENS),
         Binding("tab", "step(1)", show=False, priority=True),
         Binding("shift+tab", "step(-1)", show=False, priority=True),
         Binding("s", "sources", "Sources"),
@@ -256,30 +279,27 @@ class SgdiagApp(App[None]):
         worst = next(
             (verdict for verdict in SEVERITY[:2] if any(f.verdict == verdict for f in scene.findings or ())), None
         )
-        long = scene.width >= 116
+        titles = _titles(scene.width, self.current)
         line = look.join()
         self._tab_ends.clear()
-        for number, (name, names) in enumerate(SCREENS.items(), 1):
-            title = f" {number} {names[0]} " if long else f" {number} {names[1]}"
-            active = name == self.current
-            tab = look.ink(title, "tab" if active else "label")
-            line.append_text(tab)
+        for name, title in titles.items():
+            line.append_text(look.ink(title, "tab" if name == self.current else "label"))
             if name == "findings" and worst is not None:
                 sign, role = VERDICT_SIGNS[worst]
                 number = sum(finding.verdict == worst for finding in scene.findings or ())
-                line.append_text(look.ink(f"{sign}{number} " if long else f" {sign}{number}", role))
+                line.append_text(look.ink(f"{sign}{number} " if title.endswith(" ") else f" {sign}{number}", role))
             self._tab_ends[name] = line.cell_len
         return line
 
     def _foot(self, look: Look) -> Text:
-        keys = [("1-9", "screens"), ("s", "hide sources" if self._sources else "sources")]
+        keys = [("0-9", "screens"), ("s", "hide sources" if self._sources else "sources")]
         if self.current == "log":
             keys += [("space", "follow" if self._paused else "pause"), ("w", "unwrap" if self._wrapped else "wrap")]
         elif self.current == "findings":
             keys.append(("↑↓", "choose"))
         else:
             keys.append(("↑↓", "scroll"))
-            keys += [("f", "back" if self._frames else "frames")] * (self.current == "processes")
+            keys += [("f", "back" if self._frames else "frames")] * (self.current in WITH_FRAMES)
         keys += [("t", "theme")] * (self.size.width >= 100)
         keys += [("^p", "commands"), ("?", "help"), ("q", "quit")]
         line = look.join()
@@ -324,10 +344,10 @@ class SgdiagApp(App[None]):
         self._draw()
 
     def action_frames(self) -> None:
-        """Only on the processes: elsewhere nobody would see what the key did."""
-        if self.current == "processes":
+        """Only where frames are shown: elsewhere nobody would see what the key did."""
+        if self.current in WITH_FRAMES:
             self._frames = not self._frames
-            self._main.query_one("#processes", Page).scroll_home(animate=False)
+            self._main.query_one(f"#{self.current}", Page).scroll_home(animate=False)
             self._draw()
 
     def action_pause(self) -> None:
@@ -346,8 +366,10 @@ class SgdiagApp(App[None]):
             self.exit()
 
     def get_system_commands(self, _screen: Screen[object]) -> Iterable[SystemCommand]:
-        for number, (name, names) in enumerate(SCREENS.items(), 1):
-            yield SystemCommand(names[0], f"Open this screen (key {number})", lambda name=name: self.action_go(name))
+        for name, names in SCREENS.items():
+            yield SystemCommand(
+                names[0], f"Open this screen (key {key_of(name)})", lambda name=name: self.action_go(name)
+            )
         yield SystemCommand("Sources", "Show where each value comes from, or hide it (key s)", self.action_sources)
         yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
         yield SystemCommand("Help", "Keys and signs (key ?)", self.action_help)

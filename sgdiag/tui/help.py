@@ -14,11 +14,11 @@ from sgdiag.tui.page import Page
 from sgdiag.tui.paint import Look, Palette, Role
 
 _KEYS = (
-    ("1 to 9, tab", "open a screen"),
+    ("0 to 9, tab", "open a screen; 0: which rank holds up the others"),
     ("↑ ↓ PgUp PgDn", "scroll; on the findings, choose"),
     ("s", "where values come from, and why others are unknown"),
     ("space, w", "on the log: pause or follow, wrap lines"),
-    ("f", "on the processes: all Python frames of all threads, and back"),
+    ("f", "on the processes and the stacks: all Python frames, and back"),
     ("t, ctrl+p", "dark or light; all commands and themes"),
     ("?, q", "this help; quit (the server is never touched)"),
 )

@@ -60,6 +60,8 @@ TERMINAL_PALETTE: Palette = {
 
 TREE = " │├└"
 """What stands before the name of a row in a tree."""
+SIGNS = "✓▲✗?"
+"""What stands before the name of a row that is judged."""
 UNKNOWN_MARK = "?"
 STALE_MARK = "~"
 
@@ -299,7 +301,7 @@ class Table:
         for row in self.rows:
             for column, cell in zip(self.columns[1:], row[1:], strict=True):
                 if cell.facts:
-                    yield f"{row[0].text.plain.strip(TREE)} {column.title}".strip(), cell
+                    yield f"{row[0].text.plain.strip(TREE + SIGNS)} {column.title}".strip(), cell
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sgdiag.tui.paint import Look
 @dataclass(frozen=True)
 class Scene:
     """The state of one moment and the room there is for it, in cells. Without ``charts``, the past is not drawn;
-    with ``frames``, the processes give way to all Python frames of their threads."""
+    with ``frames``, all Python frames of all threads are."""
 
     look: Look
     width: int

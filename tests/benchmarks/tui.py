@@ -35,7 +35,7 @@ def main() -> None:
     read_until(terminal, b"EAGLE3", 20)
     print(f"first full screen   {time.monotonic() - started:.2f} s")
     process = psutil.Process(child)
-    for key in "12345678":
+    for key in "1234567890":
         os.write(terminal, key.encode())
         drain(terminal, 3)
         before, begun = process.cpu_times(), time.monotonic()

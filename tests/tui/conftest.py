@@ -48,7 +48,7 @@ def watched() -> tuple[Snapshot, ...]:
 async def started(name: str, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Pilot[None]]:
     """The application on a sample, after its first full draw."""
     feed = SteppedFeed(name)
-    findings = sample_findings(name) if name in ("connected", "stale", "hostile") else lambda snapshot: []
+    findings = sample_findings(name) if name in ("connected", "stale", "hung", "hostile") else lambda snapshot: []
     app = SgdiagApp(feed, findings, clock=lambda: feed.latest().at)
     async with app.run_test(size=size) as pilot:
         if name == "connected":

@@ -1,15 +1,16 @@
 """The real application on a made-up server, for tests and measurements that need a process of its own.
 
-python -m tests.tui.example connected|cpu|stale|down|disconnected|hostile
+python -m tests.tui.example connected|cpu|stale|hung|down|disconnected|hostile
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sgdiag.model import Finding, Snapshot
+from sgdiag.rules import evaluate
 from sgdiag.tui import run
 from tests import samples
 
@@ -17,6 +18,7 @@ SAMPLES: dict[str, Callable[[int], Snapshot]] = {
     "connected": samples.connected,
     "cpu": lambda second: samples.plain_cpu(),
     "stale": lambda second: samples.stale(),
+    "hung": lambda second: samples.hung(),
     "down": lambda second: samples.down(),
     "disconnected": lambda second: samples.disconnected(),
     "hostile": lambda second: samples.hostile(),
@@ -40,7 +42,9 @@ class SampleFeed:
         pass
 
 
-def sample_findings(name: str) -> Callable[[Snapshot], list[Finding]]:
+def sample_findings(name: str) -> Callable[[Snapshot], Sequence[Finding]]:
+    if name == "hung":
+        return evaluate
     return lambda snapshot: samples.hostile_findings() if name == "hostile" else samples.findings()
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from rich.text import Text
 
-from sgdiag.tui.app import SCREENS, SgdiagApp
+from sgdiag.tui.app import _COUNT_CELLS, SCREENS, SgdiagApp, _titles
 from sgdiag.tui.page import Page, Picker
 from tests import samples
 from tests.tui.conftest import SteppedFeed, screen_text, started
@@ -24,7 +24,7 @@ async def test_overview_fits_a_small_terminal(sample: str) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_hostile_text_stays_text(size: tuple[int, int]) -> None:
     async with started("hostile", size) as pilot:
-        for keys in ("123456f789", "s123456f789"):
+        for keys in ("123456f7890f", "s123456f7890f"):
             for key in keys:
                 await pilot.press(key)
                 await pilot.pause()
@@ -80,18 +80,46 @@ async def test_keys_open_every_screen() -> None:
     async with started("connected") as pilot:
         app = pilot.app
         assert isinstance(app, SgdiagApp)
-        for number, name in enumerate(SCREENS, 1):
-            await pilot.press(str(number))
+        for key, name in zip("1234567890", SCREENS, strict=True):
+            await pilot.press(key)
             assert app.current == name
         await pilot.press("tab")
         assert app.current == "overview"
         await pilot.press("shift+tab")
-        assert app.current == "arguments"
+        assert app.current == "stacks"
+
+
+@pytest.mark.parametrize("width", [40, 62, 78, 80, 90, 120, 200])
+def test_the_bar_of_screens_fits(width: int) -> None:
+    titles = _titles(width, "stacks")
+    assert sum(map(len, titles.values())) + _COUNT_CELLS <= width
+    assert "0 Stacks" in titles["stacks"]
+
+
+async def test_the_bar_of_screens_names_the_current_one_where_there_is_no_room_for_all() -> None:
+    async with started("connected", (40, 12)) as pilot:
+        await pilot.press("0")
+        await pilot.pause()
+        assert screen_text(pilot)[1].strip() == "1 2 3 4 5 6 7 8 ✗1 9 0 Stacks"
+
+
+async def test_frames_of_the_stacks_come_and_go() -> None:
+    async with started("hung") as pilot:
+        page = pilot.app.query_one("#stacks", Page)
+        await pilot.press("0")
+        await pilot.pause()
+        short = len(page.lines)
+        await pilot.press("f")
+        await pilot.pause()
+        assert len(page.lines) > short
+        await pilot.press("f")
+        await pilot.pause()
+        assert len(page.lines) == short
 
 
 async def test_a_click_opens_a_screen() -> None:
     async with started("connected") as pilot:
-        await pilot.click("#tabs", offset=(16, 0))
+        await pilot.click("#tabs", offset=(screen_text(pilot)[1].index("2 KV"), 0))
         assert isinstance(pilot.app, SgdiagApp)
         assert pilot.app.current == "kv"
 
@@ -190,7 +218,7 @@ async def test_every_kind_of_theme(theme: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (10, 3), (40, 12), (79, 23), (300, 100)])
 async def test_odd_sizes(size: tuple[int, int]) -> None:
     async with started("connected", size) as pilot:
-        for key in "123456f789s123456f789":
+        for key in "123456f7890fs123456f7890f":
             await pilot.press(key)
         await pilot.pause()
 

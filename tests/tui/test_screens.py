@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sgdiag.tui.app import SCREENS
+from sgdiag.tui.app import SCREENS, key_of
 from tests.tui.conftest import screen_text, started
 
 HERE = Path(__file__).parent / "screens"
@@ -25,6 +25,9 @@ CASES: list[tuple[str, tuple[int, int], tuple[str, ...]]] = [
     ("stale", (80, 24), ALL),
     ("stale", (120, 40), ("overview", "kv")),
     ("stale", (200, 60), ("overview",)),
+    ("hung", (80, 24), ("overview", "findings", "stacks")),
+    ("hung", (120, 40), ("stacks",)),
+    ("hung", (200, 60), ("stacks",)),
     ("down", (80, 24), ("overview",)),
     ("down", (120, 40), ("overview",)),
     ("disconnected", (80, 24), ALL),
@@ -38,24 +41,24 @@ async def test_screens(sample: str, size: tuple[int, int], screens: tuple[str, .
     differing = []
     async with started(sample, size) as pilot:
         for name in screens:
-            await pilot.press(str(ALL.index(name) + 1))
+            await pilot.press(key_of(name))
             await pilot.pause()
             if not same(f"{sample}-{name}-{size[0]}x{size[1]}", screen_text(pilot)):
                 differing.append(name)
     assert not differing
 
 
-@pytest.mark.parametrize("screen", ["overview", "kv", "speculation", "graphs"])
+@pytest.mark.parametrize("screen", ["overview", "kv", "speculation", "graphs", "stacks"])
 async def test_screens_with_sources(screen: str) -> None:
     async with started("connected") as pilot:
-        await pilot.press(str(ALL.index(screen) + 1), "s")
+        await pilot.press(key_of(screen), "s")
         await pilot.pause()
         assert same(f"sources-{screen}-80x24", screen_text(pilot))
 
 
 async def test_frames() -> None:
     async with started("connected") as pilot:
-        await pilot.press(str(ALL.index("processes") + 1), "f")
+        await pilot.press(key_of("processes"), "f")
         await pilot.pause()
         assert same("frames-80x24", screen_text(pilot))
 

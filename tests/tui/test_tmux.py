@@ -66,6 +66,7 @@ def test_all_screens_by_keys(terminal: Terminal) -> None:
         ("7", "▶ following"),
         ("8", "sgdiag playbook kv-pool-retracts"),
         ("9", "Server arguments"),
+        ("0", "every rank takes steps forward"),
         ("1", "first token"),
     ):
         terminal.press(key)
@@ -94,7 +95,7 @@ def test_quit_gives_the_terminal_back(terminal: Terminal) -> None:
 @pytest.mark.parametrize("terminal", ["hostile"], indirect=True)
 def test_hostile_text_does_not_reach_the_terminal_as_commands(terminal: Terminal) -> None:
     terminal.wait("q quit")
-    for key in "23456f789":
+    for key in "23456f7890f":
         terminal.press(key)
         time.sleep(0.3)
     assert "owned" not in terminal.tmux("display-message", "-p", "-t", "test", "#{pane_title}")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
+from sgdiag.analysis.kv_budget import ROUNDING_BYTES, budget_of
 from sgdiag.cli.screen import render_once
 from sgdiag.model import NOT_ASKED, Known, Process, Snapshot
 from sgdiag.tui.app import PAGES
@@ -29,6 +30,8 @@ EVERY = [
     samples.stale(),
     samples.disconnected(),
     samples.many_ranks(64),
+    samples.hung(),
+    samples.hung(64),
 ]
 
 
@@ -154,6 +157,29 @@ def test_graphs_tell_why_a_batch_hits_none() -> None:
 
 def test_verify_input_is_told_in_requests() -> None:
     assert "draft_token 96 = 24 requests x 4 draft tokens" in text_of("speculation", samples.connected())
+
+
+def test_the_memory_of_the_sample_adds_up() -> None:
+    """Who judges the screen by it shall not look for the mistake in the screen."""
+    snapshot = samples.connected()
+    budget = budget_of(snapshot, snapshot.ranks[0])
+
+    def taken(*terms: str) -> int:
+        return sum(budget.term(term).value for term in terms)
+
+    graphs = [term.id for term in budget.terms if term.id.startswith("graphs-")]
+    left = taken("free-before-load")
+    for terms, rest in (
+        (("weights", "draft-weights"), "free-after-load"),
+        (("kv-pool", "draft-pool", "request-table"), "free-after-pool"),
+        (("workspaces", *graphs), "free-at-ready"),
+    ):
+        left -= taken(*terms)
+        assert abs(left - taken(rest)) < ROUNDING_BYTES
+    assert abs(budget.difference_bytes.value) < ROUNDING_BYTES
+    gpu = snapshot.gpus.devices[0]
+    assert gpu.memory_used_bytes.value + gpu.memory_free_bytes.value == gpu.memory_total_bytes.value
+    assert sum(one.memory_bytes.value for one in gpu.processes.value) == pytest.approx(gpu.memory_used_bytes.value)
 
 
 def test_arguments_are_shown_with_those_that_are_off_apart() -> None:

@@ -7,7 +7,21 @@ from rich.text import Text
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.nccl_server import nccl_lines
 from sgdiag.model import Known, Unknown
-from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Role, Row, Section, Table, stack
+from sgdiag.tui.paint import (
+    Block,
+    Cell,
+    Column,
+    Fields,
+    Lines,
+    Look,
+    Role,
+    Row,
+    Section,
+    Table,
+    beside,
+    column_width,
+    stack,
+)
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.common import parallel
 
@@ -20,12 +34,21 @@ _WAYS = (
 )
 """Ways to reduce as the columns name them, and as the model does."""
 
+_TWO_COLUMNS = 170
+
 _STATES = ("on", "absent", "disabled")
 """What needs no sentence of its own; any other text is a reason for being off."""
 
 
 def collectives(scene: Scene) -> list[Text]:
-    return stack(scene.look, [_groups(scene), _nccl(scene), _environment(scene)], scene.width)
+    look = scene.look
+    # A server on CPUs has no NCCL to tell about.
+    sections = [_groups, _nccl] if scene.snapshot.server.device.or_else("cuda") != "cpu" else [_groups]
+    if scene.width < _TWO_COLUMNS or look.sources:
+        return stack(look, [make(scene) for make in (*sections, _environment)], scene.width)
+    each = column_width(2, scene.width)
+    columns = [stack(look, [make(scene) for make in sections], each), stack(look, [_environment(scene)], each)]
+    return beside(columns, scene.width)
 
 
 def _groups(scene: Scene) -> Section:
@@ -75,7 +98,13 @@ def _nccl(scene: Scene) -> Section:
         return Section(
             "NCCL", [Lines([look.ink("? nothing tells how NCCL is set up; NCCL_DEBUG=INFO does", "unknown")], True, 2)]
         )
-    return Section("NCCL", [Lines([look.ink(line) for line in told], wrapped=True, indent=2)])
+    return Section("NCCL", [Lines([_told(look, line) for line in told], wrapped=True, indent=2)])
+
+
+def _told(look: Look, line: str) -> Text:
+    """A line whose values stand out from what they are of."""
+    about, colon, value = line.partition(": ")
+    return look.join(f"{about}{colon}", look.ink(value)) if colon else look.ink(line)
 
 
 def _state(state: str) -> str:

@@ -30,8 +30,17 @@ STATE_SIGNS: dict[str, tuple[str, Role]] = {
     "failed": ("✗", "bad"),
     "off": ("○", "unknown"),
 }
+PROCESS_STATES = {
+    "R": "running", "S": "sleeping", "D": "blocked", "Z": "zombie", "T": "stopped", "t": "traced", "I": "idle",
+    "X": "dead",
+}  # fmt: skip
+"""The kernel's letters for the states of a process or a thread."""
+
 CHART_SPAN_S = 300.0
 """How far back the charts reach."""
+
+ROOMY = 30
+"""The height, in lines, from which on there is room for more than the essentials, and for blank lines."""
 
 
 def health(look: Look) -> Text:
@@ -90,6 +99,10 @@ def verdicts(scene: Scene) -> Text:
         if number:
             parts += ["  "] * bool(parts) + [look.ink(f"{sign} {number} {verdict}", role)]
     return look.join(*parts) if parts else look.ink("none", "label")
+
+
+def process_state_role(letter: str) -> Role:
+    return "bad" if letter in ("Z", "X") else "warn" if letter in ("D", "T", "t") else "value"
 
 
 def finding_line(look: Look, finding: Finding) -> Text:

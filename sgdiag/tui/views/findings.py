@@ -9,7 +9,7 @@ from rich.text import Text
 from sgdiag.model import SEVERITY, Finding
 from sgdiag.tui.paint import Fields, Lines, Look, Row, Section, fit, stack
 from sgdiag.tui.scene import Scene
-from sgdiag.tui.views.common import VERDICT_SIGNS, finding_line
+from sgdiag.tui.views.common import ROOMY, VERDICT_SIGNS, finding_line
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
@@ -35,25 +35,29 @@ def detail(scene: Scene, finding: Finding) -> list[Text]:
     """Cause, evidence, advice, and where to read on."""
     look = scene.look
     sign, role = VERDICT_SIGNS[finding.verdict]
-    rows = [
-        Row("verdict", look.text(f"{sign} {finding.verdict}", role)),
-        Row("confidence", look.text(f"{finding.confidence:.0%}")),
-        Row("id", look.text(finding.id)),
-    ]
+    sure = f", {finding.confidence:.0%} sure" if finding.confidence else ""
+    rows = [Row("id", look.text(finding.id))] * (finding.id != finding.playbook)
     rows += [Row("playbook", look.text(f"sgdiag playbook {finding.playbook}"))] * bool(finding.playbook)
     rows += [Row("fix", look.text(f"sgdiag apply-fix {finding.fix}"))] * bool(finding.fix)
     head = [Lines([look.ink(finding.title, "strong")], wrapped=True)]
-    sections = [Section("Finding", [*head, Fields(rows)])]
+    note = look.ink(f"{sign} {finding.verdict}{sure}", role)
+    sections = [Section("Finding", [*head, Fields(rows)], note=note)]
     if finding.cause:
         sections.append(Section("Cause", [Lines([look.ink(finding.cause)], wrapped=True)]))
+    if finding.told:
+        sections.append(Section("What SGLang itself says", [Lines([look.ink(finding.told)], wrapped=True)]))
     if finding.advice:
         lines = []
         for number, advice in enumerate(finding.advice, 1):
             lines.append(look.join(f"{number}. ", look.ink(advice.action)))
-            lines += [look.join("   ", look.ink(advice.command, "strong"))] * bool(advice.command)
-            lines += [look.join("   → ", look.ink(advice.effect, "label"))] * bool(advice.effect)
+            effect = look.ink(f"→ {advice.effect}" if advice.effect else "", "label")
+            command = look.ink(advice.command, "strong")
+            if command and effect and command.cell_len + effect.cell_len + 5 <= scene.width:
+                lines.append(look.join("   ", command, "  ", effect))
+            else:
+                lines += [look.join("   ", part) for part in (command, effect) if part]
         sections.append(Section("Advice", [Lines(lines, wrapped=True, indent=3)]))
     if finding.evidence:
         lines = [look.join(look.ink(item.text), look.ink(f"  ← {item.source}", "source")) for item in finding.evidence]
         sections.append(Section("Evidence", [Lines(lines, wrapped=True, indent=2)]))
-    return stack(look, sections, scene.width, gap=0 if scene.height < 16 else 1)
+    return stack(look, sections, scene.width, gap=1 if scene.height >= ROOMY else 0)

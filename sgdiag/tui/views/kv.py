@@ -13,14 +13,17 @@ from sgdiag.analysis.freshness import stale_for_s
 from sgdiag.analysis.kv_budget import Budget, budget_of, tightest
 from sgdiag.analysis.kv_terms import ALWAYS, Term
 from sgdiag.analysis.workers import over_workers
-from sgdiag.model import Fact, Known, Rank, Unknown
+from sgdiag.model import Fact, Known, Rank
 from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Look, Role, Row, Section, Table, stack
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.common import plot, retractions, usage_role
 
+_PREDICTED = frozenset({"nccl-least", "nccl-most"})
+"""Terms that say what another one should be."""
+
 
 def kv_pool(scene: Scene) -> list[Text]:
-    return stack(scene.look, [_ranks(scene), _usage(scene), _shape(scene), _memory(scene)], scene.width)
+    return stack(scene.look, [_ranks(scene), _usage(scene), _memory(scene), _shape(scene)], scene.width)
 
 
 def _ranks(scene: Scene) -> Section:
@@ -147,19 +150,30 @@ def _memory(scene: Scene) -> Section:
         if len(facts) > fitting:
             known = sorted((fact for fact in facts if isinstance(fact, Known)), key=lambda fact: fact.value)
             facts = [known[0], known[-1]] if known else facts[:2]
-        label = term.label if term.place == "left" else f"  {term.label}"
-        rows.append([look.text(label, "label"), *(look.fact(fact, fmt.size) for fact in facts)])
+        rows.append(_term(look, term, facts))
     if not rows:
-        reasons = dict.fromkeys(
-            term.bytes.reason for term in budgets[0].terms if term.id in ALWAYS and isinstance(term.bytes, Unknown)
-        )
-        return Section(title, [Lines([look.ink(f"? {reason}", "unknown") for reason in reasons], True, 2)])
+        unknown = [(term.label, look.fact(term.bytes)) for term in budgets[0].terms if term.id in ALWAYS]
+        return Section(title, [Lines([], facts=unknown)])
     names = [scene.rank_name(rank.id) for rank in ranks]
     heads = names if len(names) <= fitting else ["lowest", "highest"]
     columns = [Column("", 26, right=False), *(Column(name, 9) for name in heads)]
     tight = tightest(ranks)
     budget = budgets[ranks.index(tight)] if tight is not None else budgets[0]
     return Section(title, [Table(columns, rows), Fields(_verdict(look, budget))], note=note)
+
+
+def _term(look: Look, term: Term, facts: Sequence[Fact[int]]) -> list[Cell]:
+    """What is left stands out; what is no part of the sum (the slack, a prediction) stands in brackets."""
+    aside, left = term.place == "slack" or term.id in _PREDICTED, term.place == "left"
+    role: Role = "label" if aside else "strong" if left else "value"
+    cells = [
+        look.fact(fact, lambda size: f"({fmt.size(size)})" if aside else fmt.size(size), role, brief=True)
+        for fact in facts
+    ]
+    if not aside:
+        # The blank keeps the units of all rows below each other.
+        cells = [Cell(look.join(cell.text, " "), cell.facts) for cell in cells]
+    return [look.text(term.label, "strong") if left else look.text(f"  {term.label}", "label"), *cells]
 
 
 def _terms(budgets: Sequence[Budget], *, every: bool) -> list[Term]:
@@ -178,9 +192,13 @@ def _all(budgets: Sequence[Budget], term: Term) -> list[Fact[int]]:
 
 
 def _verdict(look: Look, budget: Budget) -> list[Row]:
-    return [
-        Row("predicted pools", look.fact(budget.predicted_rest_bytes, fmt.size)),
-        Row("observed pools", look.fact(budget.observed_rest_bytes, fmt.size)),
-        Row("least fraction", look.fact(budget.minimum_fraction_ratio, lambda ratio: f"> {ratio:.3f}")),
-        Row("most fraction", look.fact(budget.largest_fraction_ratio, lambda ratio: f"{ratio:.3f}")),
+    """Prediction beside observation, and between which values --mem-fraction-static works."""
+    rows = [
+        Row("predicted for pools", look.fact(budget.predicted_rest_bytes, fmt.size)),
+        Row("observed in pools", look.fact(budget.observed_rest_bytes, fmt.size)),
+        Row("smallest fraction", look.fact(budget.minimum_fraction_ratio, lambda ratio: f"above {ratio:.3f}")),
+        Row("largest fraction", look.fact(budget.largest_fraction_ratio, lambda ratio: f"{ratio:.3f}")),
     ]
+    if budget.difference_reason:
+        rows.append(Row("they differ", look.text(budget.difference_reason), whole=True))
+    return rows

@@ -31,6 +31,7 @@ from sgdiag.tui.paint import (
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.common import (
     CHART_SPAN_S,
+    ROOMY,
     finding_line,
     health,
     model_name,
@@ -69,7 +70,7 @@ def overview(scene: Scene) -> list[Text]:
 
 def _roomy(scene: Scene) -> bool:
     """Whether there is height for more than the essentials."""
-    return scene.height >= 30
+    return scene.height >= ROOMY
 
 
 def server(scene: Scene) -> Section:

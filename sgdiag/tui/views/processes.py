@@ -9,11 +9,9 @@ from rich.text import Text
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.threads import main_first
 from sgdiag.model import Gpu, GpuProcess, Known, Process, Rank, Thread, Unknown, combine
-from sgdiag.tui.paint import Block, Cell, Column, Lines, Role, Section, Table, stack
+from sgdiag.tui.paint import Block, Cell, Column, Lines, Section, Table, stack
 from sgdiag.tui.scene import Scene
-from sgdiag.tui.views.common import alike
-
-_STATES = {"R": "running", "S": "sleeping", "D": "blocked", "Z": "zombie", "T": "stopped", "I": "idle", "X": "dead"}
+from sgdiag.tui.views.common import PROCESS_STATES, alike, process_state_role
 
 _TITLES_FROM = 110
 """The width from which on process titles have room."""
@@ -152,7 +150,7 @@ def _process(scene: Scene, lead: str, entry: Process) -> list[Cell]:
     return [
         Cell(look.join(look.ink(lead, "rule"), look.ink(name, "strong"))),
         look.text(str(entry.pid)),
-        look.fact(entry.state, lambda letter: _STATES.get(letter, letter), _state_role),
+        look.fact(entry.state, lambda letter: PROCESS_STATES.get(letter, letter), process_state_role),
         look.fact(entry.cpu_ratio, lambda ratio: f"{100 * ratio:.0f}%"),
         look.fact(entry.threads),
         look.fact(entry.memory_bytes, fmt.size),
@@ -160,10 +158,6 @@ def _process(scene: Scene, lead: str, entry: Process) -> list[Cell]:
         Cell(look.ink("▲ orphan", "warn"), (entry.orphan,)) if orphan else look.text(""),
         look.fact(entry.title, role="label"),
     ]
-
-
-def _state_role(letter: str) -> Role:
-    return "bad" if letter in ("Z", "X") else "warn" if letter in ("D", "T", "t") else "value"
 
 
 def _held(scene: Scene, pid: int) -> Iterator[tuple[Gpu, GpuProcess]]:
