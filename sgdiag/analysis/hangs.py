@@ -16,6 +16,9 @@ LONG_S = 20.0
 BUSY_RATIO, REST_RATIO = 0.9, 0.1
 """A GPU that always, or hardly ever, had a kernel running within the driver's last sample."""
 
+MAX_ACCUSED = 4
+"""Suspects that the sentence tells about one by one; the others are named."""
+
 Ended: TypeAlias = Literal["", "stopped", "traced", "zombie", "gone"]
 Kind: TypeAlias = Literal["moving", "idle", "stuck", "busy", "all-wait", "cannot-tell"]
 
@@ -161,7 +164,9 @@ def _at_least(value: float | None, least: float) -> bool:
 def _blamed(suspects: Sequence[Stance], stances: Sequence[Stance]) -> Verdict:
     victims = [one for one in stances if one.waits and one not in suspects]
     busy = all(one.activity in WORK and not one.ended and not one.disk for one in suspects)
-    sentence = "; ".join([*(_accused(one) for one in suspects), *_waiting(victims, suspects)])
+    named, rest = suspects[:MAX_ACCUSED], suspects[MAX_ACCUSED:]
+    also = [f"{_listed(_names(rest))} may be to blame, too"] if rest else []
+    sentence = "; ".join([*map(_accused, named), *also, *_waiting(victims, suspects)])
     return Verdict(
         kind="busy" if busy else "stuck",
         sentence=sentence,

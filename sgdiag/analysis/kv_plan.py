@@ -13,6 +13,7 @@ import msgspec
 from sgdiag.analysis.cell_size import Cell, page_floor
 from sgdiag.analysis.kv_base import Span
 from sgdiag.analysis.kv_weights import StageWeights
+from sgdiag.model.errors import SgdiagError
 from sgdiag.model.fact import Fact, How, Known, unknown
 from sgdiag.model.shape import ModelShape, Sizing
 
@@ -125,9 +126,14 @@ def plan(
     """The plan for a rank of every stage; the poorest stage decides, since SGLang takes the smallest pool.
 
     ``default_fraction`` is what SGLang picks where ``wanted`` names none, ``reserve_bytes`` what its own heuristic
-    keeps free for activations and graphs.
+    keeps free for activations and graphs. Raises SgdiagError where nothing may be free before loading.
     """
     free = _free_before_load(wanted)
+    if free.low <= 0:
+        raise SgdiagError(
+            f"context and communicators alone may take {(wanted.gpu_memory_bytes - free.low) / 2**30:.1f} GiB",
+            "give a larger GPU, or what is free before loading",
+        )
     fraction = default_fraction if wanted.fraction is None else Span(wanted.fraction, wanted.fraction)
     worst, best = _corners(shape, stages, wanted, sizing, limits, free)
     low, high = worst(fraction.low), best(fraction.high)
@@ -152,6 +158,20 @@ def plan(
         ),
         largest_fraction=_largest(stage, sizing, wanted.gpu_memory_bytes, free, reserve_bytes, worst, best),
     )
+
+
+def warnings(made: Plan) -> tuple[str, ...]:
+    """What will go wrong at the plan's fraction, or may; empty where nothing is known to."""
+    tokens, running, largest = made.pool_tokens, made.running_requests, made.largest_fraction
+    if min(tokens.high, running.high) <= 0:
+        return ("SGLang refuses to start: nothing is left for the KV pool, or for a single request",)
+    found = []
+    if min(tokens.low, running.low) <= 0:
+        found.append("SGLang may refuse to start: at worst nothing is left for the KV pool")
+    # The default takes the bounds from the same heuristic, so only a fraction that was given can lie above them.
+    if made.fraction_chosen and isinstance(largest, Known) and made.fraction.low > largest.value.high:
+        found.append("above the largest fraction: graphs and activations may run out of memory")
+    return tuple(found)
 
 
 def _free_before_load(wanted: Wanted) -> Span:

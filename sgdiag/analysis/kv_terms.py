@@ -156,6 +156,6 @@ def _gpu(snapshot: Snapshot, rank: Rank) -> Gpu | None:
 def _others(snapshot: Snapshot, gpu: Gpu | None) -> Fact[int]:
     if gpu is None:
         return unknown("the driver was not asked which processes hold this GPU")
-    mine = {process.pid for process in snapshot.processes}
+    mine = {process.pid for process in snapshot.processes if not process.orphan.or_else(False)}
     held = [one.memory_bytes for one in gpu.processes.or_else(()) if one.pid not in mine]
     return combine(lambda *sizes: sum(sizes), *held, source="nvml") if held else Known(0, "nvml")

@@ -53,6 +53,8 @@ def predicted(snapshot: Snapshot, rank: Rank | None = None) -> Fact[Prediction]:
 
     Unknown where nothing tells how NCCL is set up: the range would say nothing.
     """
+    if snapshot.server.device.or_else("") == "cpu":
+        return unknown("ranks on a CPU do not use NCCL")
     told = (snapshot.collectives.environment, snapshot.collectives.nccl_log, snapshot.collectives.nccl_version)
     if not any(isinstance(fact, Known) for fact in told):
         return unknown("neither NCCL's environment nor its log is known")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sgdiag.analysis.freshness import stale_for_s
 from sgdiag.analysis.hangs import LONG_S, Ended, Stance, Verdict, decide
 from sgdiag.analysis.stillness import STILL_S
 from sgdiag.model import Advice, Evidence, Fact, Finding, Known, Process, Rank, RankId, Snapshot
@@ -123,8 +124,9 @@ def _lost(snapshot: Snapshot) -> Iterator[Stance]:
     ]
     missing = _missing(snapshot)
     # Schedulers are started in the order of their ranks, so pids tell which is which when none is unaccounted for.
-    names = missing if len(missing) == len(zombies) else ["a scheduler"] * len(zombies)
-    for name, process in zip(names, sorted(zombies, key=lambda process: process.pid), strict=True):
+    zombies.sort(key=lambda process: process.pid)
+    names = missing if len(missing) == len(zombies) else [f"scheduler {process.pid}" for process in zombies]
+    for name, process in zip(names, zombies, strict=True):
         yield Stance(name=name, pid=process.pid, ended="zombie")
 
 
@@ -154,6 +156,10 @@ def rank_stuck(snapshot: Snapshot) -> Finding | None:
         return None
     told = decide(found, serving=serving(snapshot))
     if told.kind in ("moving", "idle"):
+        if old_s := _last_look_s(snapshot):
+            return cannot_tell(
+                "rank-stuck", "a rank is stuck", f"a new look at the ranks: the last is {old_s:.0f} s old"
+            )
         evidence = tuple(_moved(snapshot)) or (Evidence("derived", told.sentence),)
         return Finding(
             id="rank-stuck", title="no rank holds up the server", verdict="PASS", confidence=told.confidence,
@@ -180,6 +186,13 @@ def rank_stuck(snapshot: Snapshot) -> Finding | None:
             *explain_log(snapshot, "says what the ranks printed last, and what came first"),
         ),
     )
+
+
+def _last_look_s(snapshot: Snapshot) -> float | None:
+    """How old what is known of the ranks' progress is, in seconds; None where it is news."""
+    facts: list[Fact[float]] = [fact for rank in snapshot.ranks for fact in (rank.still_s, rank.no_step_s)]
+    ages = [age for fact in facts if (age := stale_for_s(fact, snapshot, live=True)) is not None]
+    return max(ages, default=None)
 
 
 def _is_young(found: tuple[Stance, ...]) -> bool:

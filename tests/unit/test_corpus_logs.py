@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from sgdiag.analysis.kv_budget import ROUNDING_BYTES, Budget, budget_of
 from sgdiag.model import Known, Snapshot
 from sgdiag.releases.logs import Fold, LogParser, snapshot_of
+from sgdiag.session.postmortem import explain_logs
 
 GIB = 2**30
 
@@ -90,3 +92,14 @@ def test_no_server_that_made_its_pool_is_said_to_have_no_room() -> None:
     for path, _, budget in budgets():
         if isinstance(budget.observed_rest_bytes, Known):
             assert budget.room is not False, path
+
+
+def test_healthy_logs_raise_no_failure() -> None:
+    entries = [json.loads(line) for line in (_FOLDER / "INDEX.jsonl").read_text(encoding="utf-8").splitlines()]
+    # One server that is said to have been well was killed by its own warm-up, as its log tells.
+    healthy = [_FOLDER / entry["file"] for entry in entries if entry["outcome"].startswith("ok")]
+    healthy = [path for path in healthy if "Traceback" not in path.read_text(errors="replace")]
+    assert healthy
+    for path in healthy:
+        _, findings = explain_logs([str(path)])
+        assert "FAIL" not in {finding.verdict for finding in findings}, path.name

@@ -530,6 +530,13 @@ def test_a_server_that_moves_passes() -> None:
     assert found.evidence[0].text == "TP0: a step began within the last 3 s"
 
 
+def test_what_was_seen_long_ago_passes_nothing() -> None:
+    snapshot = server(rank(0, LOOP, 0.0, "R"), rank(1, LOOP, 0.0, "R"), at=160.0)
+    found = judged(snapshot)
+    assert found.verdict == "UNKNOWN"
+    assert "61 s old" in found.cause
+
+
 def test_without_frames_nothing_is_claimed() -> None:
     blind = rank(
         0, (), 0.0, threads=unknown("no permission"), still_s=unknown("no permission"), no_step_s=unknown("no")
@@ -559,3 +566,10 @@ def test_more_looks_are_taken_only_where_they_can_tell_something() -> None:
     assert is_settled(settled)
     assert not needs_more_looks(settled)
     assert not needs_more_looks(Snapshot())
+
+
+def test_many_suspects_make_no_endless_sentence() -> None:
+    told = decide([Stance(name=f"TP{tp}", pid=100 + tp, ended="zombie") for tp in range(64)])
+    assert len(told.suspects) == 64
+    assert len(told.sentence) < 500
+    assert "may be to blame, too" in told.sentence

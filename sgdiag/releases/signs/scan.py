@@ -39,7 +39,7 @@ _ECHO = re.compile(
     r"Received sigquit|SIGQUIT received|scheduler is dead|died during initialization|Child process unexpectedly failed"
     r"|Connection (?:closed|reset) by peer|Broken pipe|recvValue failed|HeartbeatMonitor"
     r"|Failed to check the .{0,30}dump|BrokenPipeError|ConnectionResetError|EOFError"
-    r"|Initialization failed|sub-?process .{0,40}(?:died|exited)"
+    r"|Initialization failed(?!\. warmup)|sub-?process .{0,40}(?:died|exited)"
 )
 """What the surviving processes say, after the one that failed."""
 
