@@ -90,6 +90,7 @@ def main() -> NoReturn:
     try:
         # Outside standalone mode click hands back the status given to `ctx.exit` instead of raising it.
         left_with = cli.main(prog_name="sgdiag", standalone_mode=False)
+        sys.stdout.flush()
         code: int = left_with if isinstance(left_with, int) else ExitCode.OK
     except SgdiagError as error:
         code = _complain(error.problem, error.remedy, error.exit_code)
@@ -99,11 +100,20 @@ def main() -> NoReturn:
         code = _complain(error.format_message(), "", 2)
     except (KeyboardInterrupt, click.Abort):
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`); a second error while flushing would only add noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output went away (`| head`), for which click and rich exit by themselves; a second error
+        # while flushing would only add noise.
+        code = _deaf(ExitCode.OK)
+    except OSError as error:
+        about = error.filename or "the output cannot be written"
+        code = _deaf(_complain(f"{about}: {error.strerror or error}", "", ExitCode.COULD_NOT_LOOK))
     sys.exit(code)
+
+
+def _deaf(code: int) -> int:
+    """``code``, after which nothing more reaches an output that takes nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _complain(problem: str, remedy: str, code: int) -> int:

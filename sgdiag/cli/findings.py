@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from sgdiag.analysis.format import clean
+
 if TYPE_CHECKING:
-    from sgdiag.model import Finding
+    from rich.text import Text
+
+    from sgdiag.model import Advice, Evidence, Finding
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "UNKNOWN": "dim", "PASS": "green"}
 
+_INDENT = 8
+_LEAST_WIDTH = 20
+"""A narrower terminal wraps by itself."""
+
 
 def print_findings(findings: Sequence[Finding], *, sure: bool = False) -> None:
-    """Each finding with its evidence, cause and advice; those that pass on one line. ``sure`` says how sure it is."""
+    """Each finding with its evidence, cause and advice; those that pass on one line. ``sure`` says how sure it is.
+
+    Prose is wrapped to the terminal; a command that has no room stands on a line of its own, whole, so that it can be
+    copied.
+    """
     from rich.console import Console
-    from rich.padding import Padding
+
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(console.width - _INDENT, _LEAST_WIDTH)
+    for finding in findings:
+        for line in _lines(finding, width, sure=sure):
+            console.print(line)
+
+
+def _lines(finding: Finding, width: int, *, sure: bool) -> Iterable[Text]:
     from rich.text import Text
 
-    from sgdiag.analysis.format import clean
-
-    console = Console(highlight=False)
-
-    def detail(text: str, style: str = "") -> None:
-        console.print(Padding(Text(clean(text), style), (0, 0, 0, 8)))
-
-    for finding in findings:
-        line = Text(f"{finding.verdict:8}", style=_STYLES[finding.verdict])
-        line.append(f"{finding.id}: {clean(finding.title)}", style="bold" if finding.verdict == "FAIL" else "")
-        if sure and finding.verdict in ("FAIL", "WARN"):
-            line.append(f"  ({finding.confidence:.0%} sure)", style="dim")
-        console.print(line)
-        if finding.verdict == "PASS":
-            continue
-        for item in finding.evidence:
-            detail(f"{item.text}  [{item.source}]", "dim")
-        if finding.cause:
-            detail(finding.cause if finding.verdict == "UNKNOWN" else f"because {finding.cause}")
-        if finding.told:
-            detail(f"SGLang's own words: {finding.told}")
-        for advice in finding.advice:
-            command = f": {advice.command}" if advice.command else ""
-            effect = f" → {advice.effect}" if advice.effect else ""
-            detail(f"- {advice.action}{command}{effect}")
+    first, *more = _wrapped(f"{finding.id}: {finding.title}{_how_sure(finding) if sure else ''}", width)
+    style = "bold" if finding.verdict == "FAIL" else ""
+    yield Text(f"{finding.verdict:{_INDENT}}", _STYLES[finding.verdict]).append(first, style)
+    details = [(line, style) for line in more]
+    if finding.verdict != "PASS":
+        details += [(line, "dim") for item in finding.evidence for line in _wrapped(_shown(item), width)]
+        details += [(line, "") for line in _reasons(finding, width)]
+        details += [(line, "") for advice in finding.advice for line in _advice(advice, width)]
         if finding.fix:
-            detail(f"- there is a fix for SGLang itself: sgdiag apply-fix {finding.fix}")
+            details.append((f"- there is a fix for SGLang itself: sgdiag apply-fix {finding.fix}", ""))
         if finding.playbook:
-            detail(f"sgdiag playbook {finding.playbook}", "dim")
+            details.append((f"sgdiag playbook {finding.playbook}", "dim"))
+    for line, style in details:
+        yield Text(" " * _INDENT + line, style)
+
+
+def _shown(item: Evidence) -> str:
+    return f"{item.text}  [{item.source}]"
+
+
+def _reasons(finding: Finding, width: int) -> Iterable[str]:
+    if finding.cause:
+        yield from _wrapped(finding.cause if finding.verdict == "UNKNOWN" else f"because {finding.cause}", width)
+    if finding.told:
+        yield from _wrapped(f"SGLang's own words: {finding.told}", width)
+
+
+def _how_sure(finding: Finding) -> str:
+    return f"  ({finding.confidence:.0%} sure)" if finding.verdict in ("FAIL", "WARN") else ""
+
+
+def _advice(advice: Advice, width: int) -> Iterable[str]:
+    command = f": {advice.command}" if advice.command else ""
+    effect = f"→ {advice.effect}" if advice.effect else ""
+    line = f"- {advice.action}{command} {effect}".rstrip()
+    if not command or len(line) <= width:
+        yield from _wrapped(line, width)
+        return
+    yield from _wrapped(f"- {advice.action}:", width)
+    yield f"    {clean(advice.command)}"
+    if effect:
+        yield from (f"  {part}" for part in _wrapped(effect, width - 2))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """``text``, made safe to print, in lines of at most ``width`` columns, where its words allow it."""
+    return textwrap.wrap(clean(text), width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sgdiag.cli.notes import note
-from sgdiag.model.errors import RefusedError, SgdiagError
+from sgdiag.model.errors import ExitCode, RefusedError, SgdiagError
 
 if TYPE_CHECKING:
     from sgdiag.fixes.catalogue import Delivery, Fix
@@ -52,9 +52,12 @@ def _found(sglang: Path | None, python: str | None, pid: int | None) -> Installa
     return installed.of_python(python) if python is not None else installed.of_this_interpreter()
 
 
-@click.group()
-def fixes() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def fixes(ctx: click.Context, /) -> None:
     """Fixes for installed SGLang packages: what there is, what it does, what is applied."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @fixes.command("list")
@@ -90,8 +93,10 @@ def _name(engine: Engine) -> str:
 
 
 def _how(delivery: Delivery) -> str:
+    from sgdiag.analysis.format import plural
+
     words = {
-        "patch": f"changes {len(delivery.files)} files",
+        "patch": f"changes {plural(len(delivery.files), 'file')}",
         "native": "this release can do it itself",
         "not-needed": "not needed here",
         "unsupported": "not for this release",
@@ -146,6 +151,7 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     cannot be imported afterwards. `sgdiag revert-fix ID` restores every byte. Running servers keep the code that they
     have loaded: restart them.
     """
+    from sgdiag.analysis.format import plural
     from sgdiag.fixes.catalogue import Catalogue
 
     if export is None and release is not None:
@@ -171,8 +177,12 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
         click.echo(_diff(plan), nl=False)
         return
     engine.carry_out(plan)
-    _check_import(engine, fix, plan)
-    click.echo(f"{fix.id} is applied to {engine.installation.package} ({len(delivery.files)} files).")
+    try:
+        _check_import(engine, fix, plan)
+    except KeyboardInterrupt:
+        note("sgdiag: interrupted before it was known whether the package still imports: sgdiag fixes status")
+        raise
+    click.echo(f"{fix.id} is applied to {engine.installation.package} ({plural(len(delivery.files), 'file')}).")
     _print_use(delivery)
     click.echo(f"verify: sgdiag verify-fix {fix.id}    take back: sgdiag revert-fix {fix.id}")
     _name_old_servers(engine, time.time())
@@ -225,7 +235,14 @@ def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(engine.catalogue.regression(fix))]
-    ctx.exit(subprocess.run(tests, env=environment, check=False).returncode and 1)
+    with subprocess.Popen(tests, env=environment) as ran:
+        try:
+            code = ran.wait()
+        except KeyboardInterrupt:
+            # The terminal interrupts the tests, too: they may have a server to take down first.
+            ran.wait()
+            raise
+    ctx.exit(ExitCode.FAIL_FOUND if code else ExitCode.OK)
 
 
 def _recover(engine: Engine) -> None:
@@ -296,8 +313,11 @@ def _export(catalogue: Any, fix: Fix, release: str, folder: Path) -> None:
     if delivery.how != "patch":
         raise RefusedError(f"{fix.id} does not change SGLang {release}: {delivery.reason or delivery.how}")
     name = f"{fix.id}-{release}.patch"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(catalogue.patch_text(fix, release))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(catalogue.patch_text(fix, release))
+    except OSError as error:
+        raise SgdiagError(f"{folder / name} cannot be written: {error.strerror}", "name another folder") from error
     note(f"sgdiag: wrote {folder / name}; the lines for an image whose SGLang is {release}:")
     click.echo(f"COPY {name} /tmp/{name}")
     click.echo(

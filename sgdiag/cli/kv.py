@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +14,7 @@ from sgdiag.model.errors import SgdiagError
 if TYPE_CHECKING:
     from sgdiag.analysis.kv_budget import Budget
     from sgdiag.analysis.kv_whatif import Change, Outcome
-    from sgdiag.model import Snapshot
+    from sgdiag.model import Rank, Snapshot
 
 FIRST_READ_S = 2.5
 """How long the first readings may take: the log of a long run takes longest."""
@@ -22,13 +24,14 @@ FIRST_READ_S = 2.5
 @kv_model.options
 @options.target
 @click.option("--what-if", "flags", multiple=True, metavar="FLAG=VALUE", help="The pool with this flag; repeatable.")
-@click.option("--rank", "label", metavar="RANK", help="A rank such as TP3 or DP1 TP4, or all; else the tightest one.")
+@click.option("--rank", "label", metavar="RANK", help="The ranks of TP3 or of DP1 TP4, or all; else the tightest one.")
 @click.option("--json", "as_json", is_flag=True, help='{"budgets": […], "what_if": […]}, one of each for each rank.')
 def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: bool, **how: Any) -> None:
     """Show what the device memory of TARGET went to, and the smallest and largest workable --mem-fraction-static.
 
-    TARGET is a pid, a URL or host:port, a recording or a log file; without it, the server that runs here. The terms
-    come from the server's log, so a server whose log is not found (--log) has few of them.
+    TARGET is a pid, a URL or host:port, a recording, a log file (also gzip, bzip2 or xz) or - for a log on standard
+    input; without it, the server that runs here. The terms come from the server's log, so a server whose log is not
+    found (--log) has few of them.
 
     --what-if takes mem-fraction-static, kv-cache-dtype, max-running-requests, max-total-tokens, page-size,
     context-length, tp-size and speculative-algorithm=none.
@@ -38,15 +41,9 @@ def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: b
     """
     import msgspec
 
-    from sgdiag.session.attach import open_feed
-
     changes = _changes(flags)
-    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S)
-    try:
-        snapshot = feed.latest()
-    finally:
-        feed.close()
-    budgets = _budgets(snapshot, label)
+    snapshot = _look(target, how)
+    budgets = _budgets(snapshot, label, target)
     outcomes = _outcomes(snapshot, budgets, changes)
     if as_json:
         click.echo(msgspec.json.encode({"budgets": budgets, "what_if": outcomes}))
@@ -54,6 +51,29 @@ def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: b
     from sgdiag.cli.kv_screen import print_budgets
 
     print_budgets(snapshot, budgets, outcomes)
+
+
+def _look(target: str | None, how: dict[str, Any]) -> Snapshot:
+    from sgdiag.session.attach import open_feed
+    from sgdiag.session.postmortem import read_whole
+
+    told = read_whole(target) if target is not None else None
+    if told is not None:
+        return told
+    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S)
+    try:
+        return feed.latest()
+    finally:
+        feed.close()
+
+
+def _no_ranks(target: str | None) -> SgdiagError:
+    if target is not None and (target == "-" or Path(target).is_file()):
+        return SgdiagError(
+            "no rank in this log has measured its memory yet",
+            f"sgdiag explain {shlex.quote(target)} says what it tells",
+        )
+    return SgdiagError("no rank of this server is known", "name its log with --log, or give a log as TARGET")
 
 
 def _changes(flags: tuple[str, ...]) -> tuple[Change, ...]:
@@ -67,26 +87,26 @@ def _changes(flags: tuple[str, ...]) -> tuple[Change, ...]:
     return tuple({change.flag: change for change in found}.values())
 
 
-def _budgets(snapshot: Snapshot, label: str | None) -> list[Budget]:
+def _budgets(snapshot: Snapshot, label: str | None, target: str | None) -> list[Budget]:
     from sgdiag.analysis.kv_budget import budget_of, tightest
 
     first = tightest(snapshot.ranks)
     if first is None:
-        raise SgdiagError("no rank of this server is known", "name its log with --log, or give a log as TARGET")
+        raise _no_ranks(target)
     if label is None:
         return [budget_of(snapshot, first)]
-    names = {rank.id: _names(snapshot, rank.id) for rank in snapshot.ranks}
-    wanted = " ".join(label.upper().split())
-    chosen = [place for place, known in names.items() if wanted == "ALL" or wanted in known]
+    wanted = set(label.upper().split())
+    chosen = [rank for rank in snapshot.ranks if wanted == {"ALL"} or (wanted and wanted <= _coordinates(rank))]
     if not chosen:
-        raise SgdiagError(f"no rank {label!r}", f"there are: {', '.join(known[0] for known in names.values())}")
-    return [budget_of(snapshot, place) for place in chosen]
+        sizes = {"dp_size": snapshot.server.dp_size.or_else(1), "pp_size": snapshot.server.pp_size.or_else(1)}
+        there = ", ".join(rank.id.label(**sizes) for rank in snapshot.ranks)
+        raise SgdiagError(f"no rank {label[:40]!r}", f"there are: {there}")
+    return [budget_of(snapshot, rank) for rank in chosen]
 
 
-def _names(snapshot: Snapshot, place: Any) -> tuple[str, str]:
-    """The label that the screens show, and the one with all dimensions."""
-    sizes = {"dp_size": snapshot.server.dp_size.or_else(1), "pp_size": snapshot.server.pp_size.or_else(1)}
-    return place.label(**sizes), place.label(dp_size=2, pp_size=2)
+def _coordinates(rank: Rank) -> set[str]:
+    """A rank in every dimension, such as DP0, PP1 and TP3: releases print them in different orders."""
+    return set(rank.id.label(dp_size=2, pp_size=2).split())
 
 
 def _outcomes(snapshot: Snapshot, budgets: list[Budget], changes: tuple[Change, ...]) -> list[Outcome]:

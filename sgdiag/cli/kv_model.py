@@ -58,7 +58,14 @@ def options(command: F) -> F:
             return
         if target is not None:
             raise click.UsageError("--model plans without a server: leave TARGET out", click.get_current_context())
-        plan_for(model, what_if=given["flags"], as_json=given["as_json"], **own)
+        what_if, as_json = given.pop("flags"), given.pop("as_json")
+        for name, value in given.items():
+            if value:
+                raise click.UsageError(
+                    f"--model plans without a server: leave --{_SPELLED.get(name, name).replace('_', '-')} out",
+                    click.get_current_context(),
+                )
+        plan_for(model, what_if=what_if, as_json=as_json, **own)
 
     wrapped: Any = look_or_plan
     for option in reversed(_OPTIONS):
@@ -66,6 +73,9 @@ def options(command: F) -> F:
     result: F = wrapped
     return result
 
+
+_SPELLED = {"label": "rank"}
+"""Options whose parameter has another name."""
 
 _NAMES = ("gpu_memory", "tp", "arguments", "draft_model", "release", "free_before_load")
 _FLAGS = "--gpu-memory, --tp, --arg, --draft-model, --release, --free-before-load"
@@ -100,6 +110,8 @@ def plan_for(
     chosen = release or versions.NEWEST
     flags = _with(Flags(tp_size=tp or 1), *arguments)
     changed = [(flag, _with(flags, flag)) for flag in what_if]
+    if draft_model and not any(one.speculative_algorithm for one in (flags, *(one for _, one in changed))):
+        raise click.UsageError("--draft-model needs --arg speculative-algorithm=EAGLE3 or another", context)
     files = read_model(find_model(model))
     drafts = read_model(find_model(draft_model)) if draft_model else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 from rich.text import Text
@@ -11,7 +12,7 @@ from sgdiag.analysis.kv_base import Span
 from sgdiag.analysis.kv_plan import Plan
 from sgdiag.model import Fact, Known
 
-_LABEL, _VALUE = 22, 18
+_WIDTH, _LABEL, _VALUE = 80, 22, 18
 
 
 def plan_lines(head: str, plan: Plan) -> Iterable[Text]:
@@ -36,7 +37,7 @@ def plan_lines(head: str, plan: Plan) -> Iterable[Text]:
         "assumed: by what SGLang keeps free",
     )
     for note in plan.notes:
-        yield Text(f"note: {note}", "dim")
+        yield from _note(note)
 
 
 def change_lines(flag: str, before: Plan, after: Plan | str) -> Iterable[Text]:
@@ -58,11 +59,19 @@ def change_lines(flag: str, before: Plan, after: Plan | str) -> Iterable[Text]:
     )
     for label, old, new in rows:
         yield _line(label, f"{old} → {new}" if old != new else old)
+    for note in after.notes:
+        if note not in before.notes:
+            yield from _note(note)
 
 
 def _line(label: str, value: str, why: str = "") -> Text:
     line = Text(f"{label:{_LABEL}}{value}")
     return line.append(f"  {why}", "dim") if why else line
+
+
+def _note(note: str) -> Iterable[Text]:
+    for part in textwrap.wrap(f"note: {clean(note)}", _WIDTH, subsequent_indent="      "):
+        yield Text(part, "dim")
 
 
 def _tokens(plan: Plan) -> str:

@@ -62,8 +62,8 @@ def _budget(snapshot: Snapshot, budget: Budget) -> Iterable[Text]:
     yield from _comparison(budget)
     yield from _fractions(budget)
     missing = [term.label for term in budget.terms if isinstance(term.bytes, Unknown) and term.id in ALWAYS]
-    if missing:
-        yield _line("not told here", ", ".join(missing))
+    for number, part in enumerate(textwrap.wrap(", ".join(missing), _WIDTH - _LABEL)):
+        yield _line("" if number else "not told here", part)
 
 
 def _row(term: Term) -> Text:
@@ -73,9 +73,10 @@ def _row(term: Term) -> Text:
 
 
 def _bar(budget: Budget) -> str:
-    """The memory that was free before loading, divided by what it went to."""
+    """The memory that was free before loading, divided by what it went to; empty where weights or pool are not known,
+    since their part would look free."""
     whole = budget.base.free_bytes.or_else(0)
-    if whole <= 0:
+    if whole <= 0 or any(isinstance(budget.term(name), Unknown) for name in ("weights", "kv-pool")):
         return ""
     bar = ""
     for mark, _, names in _SHARES:

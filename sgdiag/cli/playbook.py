@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 
 import click
@@ -16,12 +17,15 @@ def playbook(finding: str | None) -> None:
     """Print the runbook of FINDING (an id as `sgdiag check` prints it); without one, list them all."""
     pages = {page.stem: page for page in sorted(folder("playbooks").glob("*.md")) if page.stem != "README"}
     if finding is None:
+        width = max(map(len, pages))
         for name, page in pages.items():
             with page.open(encoding="utf-8") as lines:
-                click.echo(f"{name:28} {lines.readline().lstrip('# ').rstrip()}")
+                click.echo(f"{name:{width}} {lines.readline().lstrip('# ').rstrip()}")
         return
     if finding not in pages:
-        raise SgdiagError(f"there is no playbook {finding!r}", "sgdiag playbook lists them")
+        near = ", ".join(difflib.get_close_matches(finding, pages))
+        remedy = f"near it: {near}" if near else "sgdiag playbook lists them"
+        raise SgdiagError(f"there is no playbook {finding[:60]!r}", remedy)
     text = pages[finding].read_text(encoding="utf-8")
     if not sys.stdout.isatty():
         click.echo(text, nl=False)

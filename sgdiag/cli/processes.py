@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from sgdiag.model import Gpus
     from sgdiag.session.reap import Report
 
+LIMIT_S = 30.0
+"""How long the look may take: a process that the kernel holds, or a driver that hangs, blocks whoever asks."""
+
 
 @click.command()
 @click.argument("pids", nargs=-1, type=click.IntRange(min=1), metavar="[PID]...")
@@ -40,11 +43,12 @@ def processes(
     import msgspec
 
     from sgdiag.analysis.leftovers import make_plan
+    from sgdiag.session.limits import within
     from sgdiag.sources.leftovers import survey
 
     if (yes or pids) and not reap:
         raise click.UsageError(f"{'--yes' if yes else 'PID'} means nothing without --reap", ctx)
-    found = survey(_gpus(), ports)
+    found = within(LIMIT_S, lambda: survey(_gpus(), ports))
     if not reap:
         if as_json:
             click.echo(msgspec.json.encode({"survey": found}))
@@ -101,7 +105,11 @@ def _carry_out(plan: Plan, *, yes: bool, may_ask: bool) -> Report | None:
             return None
         if not click.confirm(f"{summary(plan).capitalize()}?", default=False, err=True):
             raise RefusedError("nothing was done")
-    return reap(plan, read_gpus=_gpus)
+    try:
+        return reap(plan, read_gpus=_gpus)
+    except KeyboardInterrupt:
+        note("sgdiag: interrupted: some of it may be done; sgdiag processes shows what is left")
+        raise
 
 
 def _exit_code(plan: Plan, report: Report | None, *, asked: bool) -> ExitCode:

@@ -23,8 +23,14 @@ FIRST_READ_S = 1.5
 WATCH_S = 5.0
 """How long is looked at most before a verdict, so that it stands within ten seconds."""
 
+FIND_LIMIT_S = 30.0
+"""How long it may take to find the server: a process that the kernel holds can block whoever asks for its name."""
+
 MAX_FRAMES, MAX_WIDTH = 16, 110
 """How much of a stack is printed without --threads: where it stands and what of the model that is."""
+
+MAX_HEADS = 4
+"""Of how many ranks with one stack all is printed without --threads: the verdict must not leave a small screen."""
 
 
 @click.command()
@@ -59,10 +65,13 @@ def stacks(
     """
     from sgdiag.rules.hangs import is_settled, rank_stuck, stances
     from sgdiag.session.attach import open_feed
+    from sgdiag.session.limits import within
     from sgdiag.session.stacks import Sampler
 
+    if allow_pause and watch:
+        raise click.UsageError("--allow-pause with --watch would stop the server at every look: leave one out", ctx)
     access = options.access(**how)
-    feed = open_feed(target, access, wait_s=FIRST_READ_S)
+    feed = within(FIND_LIMIT_S, lambda: open_feed(target, access, wait_s=FIRST_READ_S))
     sampler = Sampler(feed, read_objects=access.read_objects)
     if allow_pause:
         note("sgdiag: py-spy stops the threads of each rank while it reads their native frames")
@@ -114,13 +123,16 @@ def _text(snapshot: Snapshot, all_threads: bool) -> list[str]:
     ranks = {rank_label(snapshot, rank): rank for rank in snapshot.ranks}
     for group in suspects_first(grouped((one.name, one.stack) for one in found.values()), told):
         lines.append("")
-        for name in group.names:
+        names = sorted(group.names, key=lambda name: name not in told.suspects)
+        shown = len(names) if all_threads else MAX_HEADS
+        for name in names[:shown]:
             lines += _head(found[name], ranks.get(name), is_suspect=name in told.suspects)
-        rank = ranks.get(group.names[0])
+        lines += _alike(names[shown:])
+        rank = ranks.get(names[0])
         if all_threads and rank is not None:
             lines += _all_threads(rank)
         else:
-            lines += _frames(group.stack) or [f"      {_why_no_frames(rank)}"]
+            lines += _frames(group.stack) or [f"      {_why_no_frames(found[names[0]], rank)}"]
     return [clean(line) for line in lines]
 
 
@@ -143,16 +155,26 @@ def _head(one: Stance, rank: Rank | None, *, is_suspect: bool) -> list[str]:
     return lines
 
 
+def _alike(names: Sequence[str]) -> list[str]:
+    """The ranks that are only named, in lines of a small screen."""
+    import textwrap
+
+    unbroken = (name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
+    text = f"and {len(names)} more with this stack (--threads shows them): {', '.join(unbroken)}"
+    lines = textwrap.wrap(text, 80, subsequent_indent="    ") if names else []
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
 def _frames(stack: Sequence[str]) -> list[str]:
     lines = [f"      {frame if len(frame) <= MAX_WIDTH else frame[:MAX_WIDTH] + '…'}" for frame in stack[:MAX_FRAMES]]
     left = len(stack) - MAX_FRAMES
     return [*lines, f"      … {left} more; --threads shows them"] if left > 0 else lines
 
 
-def _why_no_frames(rank: Rank | None) -> str:
+def _why_no_frames(one: Stance, rank: Rank | None) -> str:
     from sgdiag.model import Unknown
 
-    if rank is None:
+    if rank is None or one.ended in ("zombie", "gone"):
         return "it has ended: there are no frames"
     return rank.threads.reason if isinstance(rank.threads, Unknown) else "no thread runs the model"
 

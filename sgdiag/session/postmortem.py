@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from sgdiag.model import Finding, Incident
+import msgspec
+
+from sgdiag.model import Finding, Incident, Snapshot
 from sgdiag.rules.postmortem import explain
-from sgdiag.sources.postmortem import read_both
+from sgdiag.session.recording import is_recording
+from sgdiag.sources.postmortem import STDIN, is_compressed, read, read_both
 
 
 def explain_logs(paths: Sequence[str]) -> tuple[Incident, tuple[Finding, ...]]:
@@ -25,3 +29,12 @@ def explain_logs(paths: Sequence[str]) -> tuple[Incident, tuple[Finding, ...]]:
 
 def _explained(findings: tuple[Finding, ...]) -> bool:
     return findings[0].verdict in ("FAIL", "WARN")
+
+
+def read_whole(target: str) -> Snapshot | None:
+    """What a log tells that can only be read from its beginning to its end: standard input (``-``) or a compressed
+    file. None for any other target. Raises SourceError as ``read`` does."""
+    if target != STDIN and (not is_compressed(target) or is_recording(Path(target))):
+        return None
+    name = "standard input" if target == STDIN else Path(target).name
+    return msgspec.structs.replace(read([target]).snapshot, target=name)

@@ -90,7 +90,8 @@ def _listed(folder: Path, user: Callable[[int], str]) -> tuple[list[Segment], di
         raise SourceError(f"{folder} cannot be read: {error.strerror}") from error
     for name in names:
         meaning = parse_segment(name)
-        if meaning is None:
+        # Neither SGLang nor NCCL gives a name that cannot be printed, nor can it be told to anybody.
+        if meaning is None or not name.isprintable():
             continue
         try:
             status = (folder / name).lstat()

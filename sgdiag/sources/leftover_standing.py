@@ -14,6 +14,9 @@ from sgdiag.sources.procfs import ProcFs, parse_environ, parse_mapped_files
 from sgdiag.sources.proctree import Entry, ServerProcesses, find_servers, lineage, process_table
 
 _MULTIPROCESSING = re.compile(r"from multiprocessing\.(?:spawn|forkserver|resource_tracker) import ")
+_KERNELS = "-packages/sgl_kernel/"
+"""Where the libraries of SGLang's kernels are that its workers load; a folder named sglang may hold anything."""
+
 _TRACER = re.compile(r"^TracerPid:\s*(\d+)$", re.MULTILINE)
 
 
@@ -86,8 +89,15 @@ class Kin:
         )
         if above is not None:
             return f"it is a child of SGLang's worker {above}"
+        # All children of a program that embeds the engine inherit the launcher's mark: its own workers, too.
         mark = self._run_id(entry.pid)
-        return f"an SGLang launcher started it ({RUN_ID}={mark})" if mark else ""
+        return f"an SGLang launcher started it ({RUN_ID}={mark})" if mark and self._runs_sglang(entry.pid) else ""
+
+    def _runs_sglang(self, pid: int) -> bool:
+        try:
+            return any(_KERNELS in path for path in parse_mapped_files(self._proc.text(pid, "maps")))
+        except OSError:
+            return False
 
     def _adopter(self, entry: Entry) -> tuple[str, Fact[bool]]:
         """The first ancestor that is not left over itself, and whether it only takes in orphans."""

@@ -46,9 +46,9 @@ def find_model(name: str, environment: Mapping[str, str] | None = None) -> Path:
     shown = repr(name[:200])
     try:
         folder = Path(name).expanduser()
-        if folder.is_dir():
+        if name and folder.is_dir():
             return folder
-        if folder.exists():
+        if name and folder.exists():
             raise SgdiagError(f"{shown} is not a directory", "a model's directory is needed")
     except (OSError, ValueError, RuntimeError) as error:
         raise SgdiagError(f"{shown} cannot be looked at: {error.__class__.__name__}") from error

@@ -17,6 +17,7 @@ from sgdiag.model.fact import Fact, Known, unknown
 from sgdiag.model.shape import KvFormat, ModelShape, Parallel, Sizing
 from sgdiag.releases import sizing, versions
 from sgdiag.releases.model_configs import shape_of
+from sgdiag.releases.processes import settings
 from sgdiag.releases.sizing import Defaults
 from sgdiag.sources.model_files import ModelFiles, find_model, read_config
 
@@ -161,7 +162,8 @@ def _draft(algorithm: str, path: str, target_path: str, target: ModelShape, rele
         return Draft()
     if algorithm not in sizing.COUNTED_ALGORITHMS:
         why = sizing.ALGORITHM_NOT_COMPUTED.get(algorithm, "is not known to sgdiag")
-        raise SgdiagError(f"{algorithm[:40]} {why}")
+        computed = ", ".join(sorted((sizing.COUNTED_ALGORITHMS | sizing.PLAIN_ALGORITHMS) - {""}))
+        raise SgdiagError(f"--speculative-algorithm {algorithm[:40]} {why}", f"computed are {computed}")
     own = bool(path) and path != target_path
     shape = shape_of(read_config(find_model(path)), release, draft=True) if own else None
     layers = sizing.draft_layers(algorithm, shape, target, release, own=own)
@@ -170,12 +172,15 @@ def _draft(algorithm: str, path: str, target_path: str, target: ModelShape, rele
 
 
 def with_flag(flags: Flags, text: str) -> Flags:
-    """``flags`` with one more, given as ``mem-fraction-static=0.9``; ``none`` stands for no value.
+    """``flags`` with one more, given as ``mem-fraction-static=0.9`` by any name that SGLang takes; ``none`` stands for
+    no value, and a switch may go without one.
 
     Raises ValueError, with a line for the user.
     """
     name, equals, value = text.strip().lstrip("-").partition("=")
-    field = name.strip().replace("-", "_")
+    field = _field(name.strip())
+    if not equals and type(getattr(flags, field, None)) is bool:
+        equals, value = "=", "true"
     if not equals or not value.strip():
         raise ValueError(f"{text[:60]!r} is not FLAG=VALUE, such as mem-fraction-static=0.9")
     if field not in Flags.__struct_fields__:
@@ -184,11 +189,28 @@ def with_flag(flags: Flags, text: str) -> Flags:
     given: Any = value.strip()
     if given.lower() == "none":
         given = Flags.__struct_defaults__[Flags.__struct_fields__.index(field)]
+    elif field == "speculative_algorithm":
+        given = given.upper()
     try:
         return msgspec.convert(msgspec.structs.asdict(flags) | {field: given}, Flags, strict=False)
     except msgspec.ValidationError as error:
-        problem = str(error).partition(" - at ")[0].lower()
-        raise ValueError(f"--{field.replace('_', '-')} {value.strip()[:40]!r}: {problem}") from None
+        raise ValueError(f"--{field.replace('_', '-')} {value.strip()[:40]!r}: {_in_words(str(error))}") from None
+
+
+def _field(name: str) -> str:
+    """The name in ``Flags`` of a server argument: ``tp`` and ``tensor-parallel-size`` are ``tp_size``."""
+    field = name.replace("-", "_")
+    if field in Flags.__struct_fields__:
+        return field
+    return next((known for known in settings([f"--{name}=1"]) if known in Flags.__struct_fields__), field)
+
+
+def _in_words(problem: str) -> str:
+    """What msgspec says of a value that does not fit, in a user's words."""
+    expected = problem.partition(" - at ")[0].partition(", got")[0].replace(" | null", "").lower()
+    for kind, words in (("`int`", "a whole number"), ("`float`", "a number"), ("`bool`", "true or false")):
+        expected = expected.replace(kind, words)
+    return expected
 
 
 def plan_of(
@@ -201,7 +223,7 @@ def plan_of(
     free_before_load_bytes: int | None = None,
 ) -> Plan:
     """The pools that the model would get on GPUs of that size. Raises SgdiagError, in one line."""
-    release = sizing.or_newest(release)
+    asked, release = release, sizing.or_newest(release)
     shape = shape_of(files.config, release)
     if flags.context_length is not None:
         shape = msgspec.structs.replace(shape, context_len_tokens=flags.context_length)
@@ -221,6 +243,11 @@ def plan_of(
         for one, stage in zip(weights, ranges, strict=True)
     ]
     defaults = _defaults(release, gpu_memory_bytes, shape, flags)
+    if flags.mem_fraction_static is None and defaults.fraction_low <= 0:
+        raise SgdiagError(
+            "the GPU is smaller than what SGLang keeps free by default, so that it has no fraction to choose",
+            "give one: --arg mem-fraction-static=0.8",
+        )
     made = kv_plan.plan(
         shape,
         built,
@@ -230,7 +257,16 @@ def plan_of(
         default_fraction=Span(defaults.fraction_low, defaults.fraction_high),
         reserve_bytes=Span(defaults.reserve_low_bytes, defaults.reserve_high_bytes),
     )
-    return msgspec.structs.replace(made, notes=_notes(shape, flags, kv, rules, draft))
+    notes = (*kv_plan.warnings(made), *_standing(asked), *_notes(shape, flags, kv, rules, draft))
+    return msgspec.structs.replace(made, notes=notes)
+
+
+def _standing(release: str) -> tuple[str, ...]:
+    parsed = versions.parse(release)
+    if parsed is None or parsed.standing == "known":
+        return ()
+    edge = versions.NEWEST if parsed.standing == "newer" else versions.OLDEST
+    return (f"{release} is {parsed.standing} than what sgdiag has checked; computed by the rules of {edge}",)
 
 
 def _planned_draft(flags: Flags, files: ModelFiles | None, target: ModelShape, release: str) -> Draft:

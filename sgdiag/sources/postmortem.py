@@ -7,6 +7,7 @@ import codecs
 import gzip
 import lzma
 import re
+import shlex
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,14 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], _Bytes]] = {
     b"\xfd7zXZ\x00": lzma.LZMAFile,
 }
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_MAGIC_BYTES = 8
+
+_TO_UNPACK = {
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
+    b"\x04\x22\x4d\x18": ("lz4", "lz4 -dc"),
+    b"PK\x03\x04": ("zip", "unzip -p"),
+}
+"""Packed files that are not read here: what packed them, and what unpacks them to standard output."""
 
 _FOREIGN = {
     "vLLM": re.compile(rb"(?<![/\w])vllm\b|-packages/vllm/|\(EngineCore|\(VllmWorker", re.IGNORECASE),
@@ -57,7 +66,8 @@ class _Read(NamedTuple):
 
 
 def read(paths: Sequence[str]) -> Incident:
-    """The incident that these files (``-``: standard input) tell of together; they are taken to be of one server.
+    """The incident that these files (``-``: standard input) tell of together; they are taken to be of one server, and
+    one that is named twice is read once.
 
     Raises SourceError for files that cannot be read, and where nothing in them was written by SGLang or bears the sign
     of a failure.
@@ -71,6 +81,7 @@ def read_both(paths: Sequence[str]) -> tuple[Incident, Incident | None]:
     The second is the same as if the lines that a terminal or an editor has wrapped were whole; None for long logs, and
     where none look wrapped. Raises SourceError as ``read`` does.
     """
+    paths = list(dict.fromkeys(paths))
     names = _names(paths)
     files = [_read(path, name, _pieces(path)) for path, name in zip(paths, names, strict=True)]
     whole = [_read(file.path, name, [unwrapped(file.text)]) for file, name in zip(files, names, strict=True)]
@@ -131,19 +142,48 @@ def _pieces(path: str) -> Iterator[bytes]:
         if path == STDIN:
             yield from _decoded(sys.stdin.buffer)
             return
+        if not path:
+            raise FileNotFoundError
         with Path(path).open("rb") as plain:
-            head = plain.read(8)
-            plain.seek(0)
-            opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+            head = plain.peek(_MAGIC_BYTES)
+            _refuse_packed(path, head)
+            opener = _opener(head)
             yield from _decoded(opener(plain) if opener is not None else plain)
     except FileNotFoundError as error:
-        raise SourceError(f"there is no log {path}", "name the file that the server's output went to") from error
+        raise SourceError(f"there is no log {path!r}", "name the file that the server's output went to") from error
     except IsADirectoryError as error:
         raise SourceError(f"{path} is a folder", "name the log files in it") from error
     except PermissionError as error:
         raise SourceError(f"{path} may not be read", "run sgdiag as the file's owner or as root") from error
     except _BROKEN as error:
-        raise SourceError(f"{path} cannot be read: {error}", "is it complete?") from error
+        raise SourceError(f"{_called(path)} cannot be read: {error}", "is it complete?") from error
+
+
+def is_compressed(path: str) -> bool:
+    """Whether the file is compressed in a way that ``read`` unpacks; False for what cannot be opened, and for pipes,
+    whose content a look would take away."""
+    if not Path(path).is_file():
+        return False
+    try:
+        with Path(path).open("rb") as plain:
+            return _opener(plain.read(_MAGIC_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def _opener(head: bytes) -> Callable[[IO[bytes]], _Bytes] | None:
+    return next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+
+
+def _refuse_packed(path: str, head: bytes) -> None:
+    for magic, (packer, command) in _TO_UNPACK.items():
+        if head.startswith(magic):
+            raise SourceError(f"{path} is packed with {packer}", f"{command} {shlex.quote(path)} | sgdiag explain -")
+
+
+def _called(path: str) -> str:
+    """The file in words."""
+    return "standard input" if path == STDIN else path
 
 
 def _decoded(stream: _Bytes) -> Iterator[bytes]:
@@ -177,7 +217,7 @@ def _incident(read_files: list[_Read]) -> Incident:
     lasts = [scan.last for scan in scans if scan.last is not None]
     main = scans[0]
     return Incident(
-        files=tuple(file.path for file in read_files),
+        files=tuple(_called(file.path) for file in read_files),
         lines=sum(scan.lines for scan in scans),
         snapshot=_together([snapshot_of(run.fold, lambda time_s: time_s) for run in runs]),
         sightings=_placed([sighting for run in runs for sighting in run.sightings], order),
@@ -194,16 +234,16 @@ def _incident(read_files: list[_Read]) -> Incident:
 def _require_sglang(read_files: list[_Read]) -> None:
     told = [file for file in read_files if file.scan.lines or file.scan.last is not None]
     if not any(file.scan.last is not None for file in told):
-        raise SourceError(f"{read_files[0].path} is empty", "name the file that the server's output went to")
+        raise SourceError(f"{_called(read_files[0].path)} is empty", "name the file that the server's output went to")
     for file in told:
         if file.foreign and not file.scan.recognised:
             raise SourceError(
-                f"{file.path} is not an SGLang log: it looks like one of {file.foreign}",
+                f"{_called(file.path)} is not an SGLang log: it looks like one of {file.foreign}",
                 "name the file that SGLang's output went to",
             )
     if not any(_bears_witness(file.scan) for file in told):
         raise SourceError(
-            f"{told[0].path} is not an SGLang log: nothing in it is SGLang's, and no failure is known in it",
+            f"{_called(told[0].path)} is not an SGLang log: nothing in it is SGLang's, and no failure is known in it",
             "name the file that the server's output went to",
         )
 

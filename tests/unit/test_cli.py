@@ -164,13 +164,23 @@ def test_errors_cannot_send_escape_codes() -> None:
     assert "\x07" not in result.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    path = recording(tmp_path)
-    command = f"{sys.executable} -m sgdiag status --json {path} | true"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert result.stderr == ""
+@pytest.mark.parametrize("words", ["kv {log}", "playbook", "explain {log}", "status {recording}"])
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, words: str) -> None:
+    log = Path(__file__).parent.parent / "data" / "incidents" / "kv-pool-no-room--base-unknown.log"
+    command = words.format(log=log, recording=recording(tmp_path))
+    line = f"{sys.executable} -m sgdiag {command} | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (result.stdout, result.stderr) == ("0\n", "")
+
+
+def test_an_output_that_is_full_is_one_line(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m sgdiag status {recording(tmp_path)} > /dev/full"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "sgdiag: the output cannot be written: No space left on device\n"
 
 
 def test_playbooks_are_printed_as_they_are() -> None:
     assert sgdiag("playbook", "kv-pool-exhausted").stdout.startswith("# The KV pool is full")
     assert "kv-pool-exhausted" in sgdiag("playbook").stdout
+    assert "kv-pool-no-room" in sgdiag("playbook", "kv-pool-noroom").stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,13 +73,51 @@ def test_the_bar_has_a_part_for_each_purpose(log: Path) -> None:
     assert [bar.count(mark) for mark in "█▒░·"] == [19, 41, 4, 12]
 
 
+def test_there_is_no_bar_where_most_of_it_would_look_free(tmp_path: Path) -> None:
+    path = tmp_path / "early.log"
+    path.write_text(f"{STAMP}] Load weight begin. avail mem=39.00 GB\n{STAMP}] Memory pool end. avail mem=7.00 GB\n")
+    shown = run(path).output
+    assert "free before load" in shown
+    assert "···" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_log_that_tells_little_is_shown_in_80_columns(tmp_path: Path) -> None:
+    path = tmp_path / "early.log"
+    path.write_text(f"{STAMP} TP0] max_total_num_tokens=1000, context_len=100, available_gpu_mem=5.00 GB\n")
+    lines = run(path).output.splitlines()
+    assert any(line.startswith("not told here") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_log_without_figures_is_passed_on_to_explain(tmp_path: Path) -> None:
+    path = tmp_path / "early log"
+    path.write_text(f"{STAMP}] server_args=ServerArgs(model_path='/models/m', tp_size=1)\n")
+    error = run(path, ok=False).exception
+    assert isinstance(error, SgdiagError)
+    assert error.problem == "no rank in this log has measured its memory yet"
+    assert error.remedy == f"sgdiag explain '{path}' says what it tells"
+
+
+def test_compressed_logs_and_standard_input(log: Path, tmp_path: Path) -> None:
+    plain = run(log).output.replace(log.name, "NAME")
+    packed = tmp_path / "server.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    assert run(packed).output.replace(packed.name, "NAME") == plain
+    piped = CliRunner().invoke(cli, ["kv", "-"], input=log.read_bytes())
+    assert piped.output.replace("standard input", "NAME") == plain
+
+
 def test_a_rank_by_name_or_all(log: Path) -> None:
     assert "TP0 of 2 ranks" in run(log, "--rank", "tp0").output
     assert "TP0 of 2 ranks" in run(log, "--rank", "DP0 PP0 TP0").output
+    assert "TP0 of 2 ranks" in run(log, "--rank", "TP0 PP0").output
+    assert "TP1 of 2" in run(log, "--rank", "PP0").output
     both = run(log, "--rank", "all").output
     assert "TP0 of 2" in both
     assert "TP1 of 2" in both
     assert "no rank" in problem([log, "--rank", "TP7"])
+    assert "no rank" in problem([log, "--rank", ""])
 
 
 def test_what_if_stands_below(log: Path) -> None:

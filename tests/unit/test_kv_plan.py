@@ -241,7 +241,9 @@ def test_more_fraction_means_more_pool_and_never_less() -> None:
         ("mem-fraction-static", "is not FLAG=VALUE"),
         ("mem-fraction-static=", "is not FLAG=VALUE"),
         ("mem-fraction-static=1.5", "<= 1"),
-        ("mem-fraction-static=much", "mem-fraction-static"),
+        ("mem-fraction-static=much", "expected a number"),
+        ("max-total-tokens=1.5", "expected a whole number"),
+        ("disable-radix-cache=maybe", "expected true or false"),
         ("tp-size=0", ">= 1"),
         ("page-size=-4", ">= 1"),
         ("colour=red", "is not computed"),
@@ -259,6 +261,31 @@ def test_flags_as_on_the_command_line() -> None:
     flags = with_flag(flags, "disable-radix-cache=true")
     flags = with_flag(with_flag(flags, "speculative-algorithm=EAGLE"), "speculative-algorithm=none")
     assert flags == Flags(mem_fraction_static=0.85, disable_radix_cache=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("--tp=4", Flags(tp_size=4)),
+        ("tensor-parallel-size=4", Flags(tp_size=4)),
+        ("--disable-radix-cache", Flags(disable_radix_cache=True)),
+        ("speculative-algorithm=eagle", Flags(speculative_algorithm="EAGLE")),
+    ],
+)
+def test_flags_by_the_names_that_sglang_takes(text: str, flags: Flags) -> None:
+    assert with_flag(Flags(), text) == flags
+
+
+def test_a_fraction_that_does_not_work_is_warned_of() -> None:
+    assert not any("refuse" in note or "largest" in note for note in planned(mem_fraction_static=0.8).notes)
+    assert "refuses to start" in planned(mem_fraction_static=0.05).notes[0]
+    assert "above the largest fraction" in planned(mem_fraction_static=0.98).notes[0]
+
+
+@pytest.mark.parametrize(("release", "words"), [("0.4.6", "older"), ("9.9.9", "newer")])
+def test_a_release_that_was_not_checked_is_named(release: str, words: str) -> None:
+    assert any(f"{release} is {words} than" in note for note in planned(release=release).notes)
+    assert not any(" than what sgdiag" in note for note in planned().notes)
 
 
 @pytest.fixture
@@ -283,7 +310,7 @@ def test_the_command_prints_a_plan_and_what_a_flag_would_change(model: Path) -> 
     assert code == 0
     assert "65,536 bytes each" in text
     assert "what if --kv-cache-dtype fp8_e4m3" in text
-    assert max(len(line) for line in text.splitlines() if not line.startswith(("/", "note"))) <= 80
+    assert max(len(line) for line in text.splitlines() if not line.startswith("/")) <= 80
     code, text = command("--model", str(model), "--gpu-memory", "80", "--json", "--what-if", "tp-size=5")
     found = json.loads(text)
     assert found["plan"]["per_token_bytes"] == 131072
@@ -304,6 +331,12 @@ def test_the_command_prints_a_plan_and_what_a_flag_would_change(model: Path) -> 
         (("--model", "MODEL", "--gpu-memory", "80", "server.log"), "leave TARGET out"),
         (("--model", "/nowhere", "--gpu-memory", "80"), "/nowhere"),
         (("--gpu-memory", "80"), "with --model only"),
+        (("--model", "MODEL", "--gpu-memory", "80", "--rank", "TP0"), "leave --rank out"),
+        (("--model", "MODEL", "--gpu-memory", "80", "--no-exec"), "leave --no-exec out"),
+        (("--model", "MODEL", "--gpu-memory", "80", "--draft-model", "MODEL"), "speculative-algorithm"),
+        (("--model", "", "--gpu-memory", "80"), "no directory ''"),
+        (("--model", "MODEL", "--gpu-memory", "1", "--arg", "mem-fraction-static=0.5"), "alone may take 1.3 GiB"),
+        (("--model", "MODEL", "--gpu-memory", "3"), "smaller than what SGLang keeps free"),
     ],
 )
 def test_bad_usage_is_one_line(model: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import os
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from sgdiag.model import Incident, SourceError
 from sgdiag.releases.signs.scan import KEPT_FAULTS, Scan
 from sgdiag.rules.postmortem import explain, registry
 from sgdiag.session.postmortem import explain_logs
-from sgdiag.sources.postmortem import incident_of, read, unwrapped
+from sgdiag.sources.postmortem import incident_of, is_compressed, read, unwrapped
 
 DEAD = b"""[2026-03-01 10:00:00] server_args=ServerArgs(model_path='m', tp_size=2, mem_fraction_static=0.8)
 [2026-03-01 10:00:09 TP0] Load weight begin. avail mem=70.00 GB
@@ -219,6 +221,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"the quick brown fox\n" * 50, "not an SGLang log"),
         (b"(EngineCore pid=7) ERROR 03-01 10:00:00 [core.py:1] vllm CUDA out of memory\n", "looks like one of vLLM"),
         (gzip.compress(DEAD)[:-30], "cannot be read"),
+        (b"\x28\xb5\x2f\xfd" + DEAD, "packed with zstd"),
+        (b"PK\x03\x04" + DEAD, "packed with zip"),
     ],
 )
 def test_what_is_no_log_gets_one_line(tmp_path: Path, content: bytes, says: str) -> None:
@@ -231,6 +235,29 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read([str(tmp_path / "nothing.log")])
     with pytest.raises(SourceError, match="is a folder"):
         read([str(tmp_path)])
+    with pytest.raises(SourceError, match="there is no log ''"):
+        read([""])
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = _written(tmp_path / "some.log", DEAD)
+    assert read([path, path]) == read([path])
+
+
+def test_a_pipe_is_read_and_never_looked_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert not is_compressed(str(pipe))
+    writer = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(DEAD),))
+    writer.start()
+    assert read([str(pipe)]).first_death is not None
+    writer.join()
+
+
+def test_standard_input_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(SourceError, match="standard input is empty"):
+        read(["-"])
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
