@@ -7,6 +7,7 @@ come and go in any order. Every pristine file must have the hash that the fix wa
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias
@@ -122,9 +123,10 @@ class Engine:
             with self.store.locked():
                 yield
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise SgdiagError(
                 f"the package could not be changed: {error}",
-                "make room, then sgdiag fixes status: it finishes the rest",
+                f"{'make room, then ' if full else ''}sgdiag fixes status: it finishes what was begun",
             ) from error
 
     def recover(self) -> str:

@@ -125,10 +125,21 @@ def of_python(executable: str) -> Installation:
         ).stdout
         origin = json.loads(told.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise SgdiagError(f"{executable} does not answer as a Python would: {error}") from error
+        raise SgdiagError(
+            f"{executable} does not answer as a Python would: {_why(error)}", "name the python that runs the server"
+        ) from error
     if not origin:
         raise SgdiagError(f"{executable} has no SGLang", "name the python that runs the server")
     return at_path(Path(origin).parent, executable)
+
+
+def _why(error: Exception) -> str:
+    """Why a probe got no answer; without the probe's own text, which what was asked may quote."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"nothing within {PROBE_TIMEOUT_S:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"exit status {error.returncode}"
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "no path in what it prints"
 
 
 def program(executable: str) -> str:

@@ -66,10 +66,14 @@ class Store:
             return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=State)
         except FileNotFoundError:
             return State()
-        except msgspec.MsgspecError as error:
-            raise SgdiagError(
-                f"{self.folder / _STATE} is damaged: {error}", "reinstall SGLang, delete the folder"
-            ) from error
+        except (OSError, msgspec.MsgspecError) as error:
+            raise self._unreadable(_STATE, error) from error
+
+    def _unreadable(self, name: str, error: Exception) -> SgdiagError:
+        why = error.strerror if isinstance(error, OSError) else f"it is damaged, {error}"
+        return SgdiagError(
+            f"{self.folder / name} cannot be read: {why}", f"reinstall SGLang, then remove {self.folder}"
+        )
 
     def changed_at(self) -> float:
         """Unix time of the last change; 0.0 if nothing is changed."""
@@ -112,6 +116,10 @@ class Store:
             return (self._root / path).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise SgdiagError(
+                f"{self._root / path} cannot be read: {error.strerror}", "reinstall SGLang, or run sgdiag as its owner"
+            ) from error
 
     def pristine(self, path: str) -> bytes | None:
         """What the file was before any fix; None if it was not there."""
@@ -141,7 +149,10 @@ class Store:
 
     def finish(self) -> tuple[str, ...]:
         """Brings a change behind its point of no return to its end; the fixes that are applied then."""
-        journal = msgspec.json.decode((self.folder / _JOURNAL).read_bytes(), type=_Journal)
+        try:
+            journal = msgspec.json.decode((self.folder / _JOURNAL).read_bytes(), type=_Journal)
+        except msgspec.MsgspecError as error:
+            raise self._unreadable(_JOURNAL, error) from error
         before = self.state()
         for path, new in journal.new.items():
             there = sha256(self.content(path))

@@ -14,6 +14,7 @@ from sgdiag.releases import loadshm, nccl_logs
 from sgdiag.releases.versions import at_least
 from sgdiag.remote import Execute
 from sgdiag.session.feed import Feed, StillFeed
+from sgdiag.session.limits import within
 from sgdiag.session.live import LiveFeed, Place
 from sgdiag.session.poller import Poller
 from sgdiag.session.recording import ReplayFeed, is_recording, read_last
@@ -39,6 +40,9 @@ Choose = Callable[[list[str]], int]
 
 PATIENCE_S = 6.0
 """How long at most a first word is waited for where nothing has answered yet."""
+
+LOOKING_S = 30.0
+"""How long the search for servers in the process table may take."""
 
 BESIDE_SHARED_MEMORY_S = 3.0
 """How often HTTP is asked where the loads come from shared memory: each question is a line in the server's log."""
@@ -141,7 +145,7 @@ def _find(
             return _listening_on(port, url) if port is not None else None
 
         return by_port() or Place(url=url), by_port
-    servers = find_servers()
+    servers = within(LOOKING_S, find_servers)
     if named is not None:
         mine = [server for server in servers if named.pid in server.pids]
         if not mine:
@@ -194,7 +198,7 @@ def _listening_on(port: int | None, url: str) -> Place | None:
     """The server here whose command line gives it ``port``."""
     if port is None:
         return None
-    for server in find_servers():
+    for server in within(LOOKING_S, find_servers):
         if server.launch is None or not _shares_our_network(server.pids[0]):
             continue
         told = read_command_line(server.launch).server.url

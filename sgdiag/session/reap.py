@@ -1,7 +1,7 @@
 """Ends orphans of SGLang and removes their shared memory: the only place of sgdiag that sends signals.
 
-Nothing here decides who is an orphan: it carries out a plan, and checks before each signal that the process is still
-the one that the plan is about and still proven to be an orphan.
+Nothing here decides who is an orphan: it carries out a plan, and checks before the first signal that the process is
+still proven to be an orphan, and before each that it is still the one that the plan is about.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from sgdiag.model import Fact, Known, Rank, Snapshot, SourceError, Thread, Unkno
 from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute, RemoteError
 from sgdiag.session.feed import Feed
+from sgdiag.session.limits import StuckError, within
 from sgdiag.session.live import LiveFeed
 from sgdiag.sources.objects import SchedulerProcess, source_error
 from sgdiag.sources.procfs import ProcFs
@@ -22,6 +23,12 @@ LOOK_S = 0.4
 
 _WOULD_WAIT = frozenset({"T", "t", "Z", "X"})
 """States of a main thread in which py-spy waits for what does not come."""
+
+_CANNOT_PAUSE = _WOULD_WAIT | {"D"}
+"""States in which it does so with the other threads stopped already."""
+
+READ_LIMIT_S = 3.0
+"""How long one rank's memory may be read; a read takes milliseconds unless the kernel holds the process."""
 
 ROUND_LIMIT_S = 2.0
 """After so long, the ranks that are left wait for the next look."""
@@ -68,7 +75,7 @@ class Sampler:
     def native(self, snapshot: Snapshot) -> Snapshot:
         """``snapshot`` with native frames between those of Python; stops each rank while its stack is read.
 
-        A rank that is stopped or has ended keeps the frames that it has: py-spy would wait for it.
+        A rank that is stopped, has ended or cannot be interrupted keeps its frames: py-spy would wait for it.
         """
         if not self._is_live:
             return snapshot
@@ -88,13 +95,14 @@ class Sampler:
         if process is None or not process.has_root:
             return rank
         try:
-            steps = process.read("hot").observations[EPOCH].fact
-        except RemoteError:
+            hot = within(READ_LIMIT_S, lambda: process.read("hot"), proc=self._proc)
+        except (RemoteError, StuckError):
             return rank
+        steps = hot.observations[EPOCH].fact
         return msgspec.structs.replace(rank, forward_steps_total=steps) if isinstance(steps, Known) else rank
 
     def _with_native(self, rank: Rank) -> Rank:
-        if not isinstance(rank.pid, Known) or rank.kernel.state.or_else("") in _WOULD_WAIT:
+        if not isinstance(rank.pid, Known) or rank.kernel.state.or_else("") in _CANNOT_PAUSE:
             return rank
         try:
             threads = self._pyspy.dump_native(rank.pid.value)
@@ -104,15 +112,23 @@ class Sampler:
             return rank
         return msgspec.structs.replace(rank, threads=threads)
 
+    def _read(self, pid: int) -> Fact[tuple[Thread, ...]]:
+        if pid not in self._opened:
+            self._opened[pid] = SchedulerProcess(pid, lambda: unknown("not asked"), execute=Execute.NEVER)
+        return self._opened[pid].threads()
+
     def _threads(self, pid: int, rank: Rank) -> Fact[tuple[Thread, ...]]:
         if pid in self._refused:
             return self._refused[pid]
         problems = []
         if self._read_objects:
             try:
-                if pid not in self._opened:
-                    self._opened[pid] = SchedulerProcess(pid, lambda: unknown("not asked"), execute=Execute.NEVER)
-                return self._opened[pid].threads()
+                return within(READ_LIMIT_S, lambda: self._read(pid), proc=self._proc)
+            except StuckError as error:
+                # The reader that does not return is not closed under its own hands, nor is another sent after it.
+                self._opened.pop(pid, None)
+                self._refused[pid] = unknown(str(error))
+                return self._refused[pid]
             except RemoteError as error:
                 if (opened := self._opened.pop(pid, None)) is not None:
                     opened.close()

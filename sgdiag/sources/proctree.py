@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from sgdiag.model import NOT_ASKED, Fact, Known, RankId, Role, unknown
+from sgdiag.releases.leftovers import ADOPTERS
 from sgdiag.releases.processes import (
     WORKER_ROLES,
     Launch,
@@ -21,8 +22,6 @@ from sgdiag.sources.procfs import ProcFs, Stat, parse_mapped_files
 
 MAX_OTHERS = 256
 """Most processes of a server that are listed besides its launcher and workers (compilers, trackers)."""
-
-_REAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "supervisord"})
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -151,7 +150,7 @@ def embeds_engine(proc: ProcFs, entry: Entry) -> bool:
         return any("/libtorch" in path for path in parse_mapped_files(proc.text(entry.pid, "maps")))
     except OSError:
         # Somebody else's process: the next best sign is that it runs Python and is not known to adopt orphans.
-        return parse_python(entry.argv) is not None and entry.pid != 1 and entry.stat.comm not in _REAPERS
+        return parse_python(entry.argv) is not None and entry.pid != 1 and entry.stat.comm not in ADOPTERS
 
 
 def _parents_of_workers(table: Mapping[int, Entry]) -> set[int]:

@@ -58,7 +58,8 @@ class Init:
             self.pid, *workers = (int(word) for word in pipe.read().split())
         self.workers = tuple(workers)
         until(lambda: all(ProcFs().stat(pid).parent == self.pid for pid in self.workers))
-        until(lambda: ProcFs().stat(self.pid).comm == "tini")
+        # The kernel gives a program its name some moments before its command line can be read.
+        until(lambda: ProcFs().stat(self.pid).comm == "tini" and all(map(ProcFs().cmdline, (self.pid, *self.workers))))
 
     def _launch(self, argvs: Sequence[Sequence[str]], tell: int, deaf: bool) -> None:
         """The launcher: starts its workers, says their pids and is gone before anybody waits for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 from sgdiag.cli import main
 from sgdiag.fixes.store import FOLDER
 from tests.unit.fix_tree import RELEASE, Fixes, catalogue, checkout, contents, package
+from tests.unit.left_behind import until
 
 OLD = b"value = 1\nother = 2\n"
 
@@ -36,6 +39,19 @@ how = "native"
 reason = "it knows the switch"
 flags = ["--switch 3"]
 environment = { SGLANG_SWITCH = "1" }
+"""
+
+SLOW_TO_CLEAN = """
+import pathlib, time
+
+def test_long():
+    mark = pathlib.Path({mark!r})
+    try:
+        mark.with_name("begun").touch()
+        time.sleep(30)
+    finally:
+        time.sleep(1)
+        mark.touch()
 """
 
 REGRESSION = """
@@ -107,7 +123,7 @@ def test_from_the_list_to_the_revert(run: Run, site: Path) -> None:
     before = contents(site)
     listed = run("fixes", "list", "--sglang", site)
     assert f"SGLang {RELEASE} in {site}" in listed.out
-    assert "changes 1 files" in listed.out
+    assert "changes 1 file\n" in listed.out
     assert run("fixes", "status", "--sglang", site).out.splitlines()[-1] == "applied: nothing"
 
     dry = run("apply-fix", "good", "--sglang", site, "--dry-run")
@@ -235,14 +251,14 @@ def test_a_damaged_state_is_one_line(run: Run, site: Path) -> None:
 def test_fixes_without_a_package_are_still_listed(run: Run) -> None:
     assert run("fixes", "list").out.split() == ["breaks", "breaks", "good", "good", "late", "late"]
     shown = run("fixes", "show", "good").out
-    assert "changes 1 files" in shown
+    assert "changes 1 file\n" in shown
     assert "0.5.9          not needed here: it is fine there" in shown
 
 
 def test_an_upgrade_is_noticed(run: Run, site: Path) -> None:
     run("apply-fix", "good", "--sglang", site)
     (site / "sglang/gamma.py").write_bytes(OLD)
-    assert "changes 1 files" in run("fixes", "list", "--sglang", site).out
+    assert "changes 1 file\n" in run("fixes", "list", "--sglang", site).out
     refused(run("apply-fix", "good", "--sglang", site, "--dry-run"), 3, "installed anew", "sgdiag fixes status")
     refused(run("verify-fix", "good", "--sglang", site), 3, "good is not applied")
     told = run("fixes", "status", "--sglang", site)
@@ -263,3 +279,61 @@ def test_files_of_the_regression_tests_are_left_as_they_are(run: Run, site: Path
     before = sorted((shipped / "good/regression").iterdir())
     run("verify-fix", "good", "--sglang", site)
     assert sorted((shipped / "good/regression").iterdir()) == before
+
+
+def test_fixes_alone_is_its_help(run: Run) -> None:
+    ran = run("fixes")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(ran.out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("where", ["file/below", "file"])
+def test_an_export_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    refused(run("apply-fix", "good", "--release", RELEASE, "--export", tmp_path / where), 2, "file")
+
+
+def test_a_damaged_journal_is_one_line_and_changes_nothing(run: Run, site: Path) -> None:
+    run("apply-fix", "good", "--sglang", site)
+    (site / "sglang" / FOLDER / "journal.json").write_bytes(b"{bad")
+    before = contents(site)
+    for words in (["fixes", "status"], ["revert-fix", "good"], ["apply-fix", "late"]):
+        refused(run(*words, "--sglang", site), 2, "journal.json", "damaged")
+    assert contents(site) == before
+
+
+def test_a_state_that_cannot_be_read_is_one_line(run: Run, site: Path) -> None:
+    (site / "sglang" / FOLDER / "state.json").mkdir(parents=True)
+    refused(run("fixes", "status", "--sglang", site), 2, "state.json cannot be read: Is a directory")
+
+
+def test_a_program_that_is_no_python_is_named_without_the_probe(run: Run) -> None:
+    ran = run("fixes", "status", "--python", "/bin/ls")
+    refused(ran, 2, "/bin/ls does not answer as a Python would")
+    assert "find_spec" not in ran.err
+
+
+def test_interrupted_regression_tests_may_clean_up(run: Run, site: Path, shipped: Path, tmp_path: Path) -> None:
+    """They may have a server to take down, which takes longer than Python gives a child of its own accord."""
+    run("apply-fix", "good", "--sglang", site)
+    mark = tmp_path / "cleaned"
+    (shipped / "good/regression/test_good.py").write_text(SLOW_TO_CLEAN.format(mark=str(mark)), encoding="utf-8")
+    program = f"import sys; sys.argv = ['sgdiag', 'verify-fix', 'good', '--sglang', {str(site)!r}]\n" + (
+        "from sgdiag.fixes import catalogue\n"
+        f"import pathlib; catalogue.folder = lambda _: pathlib.Path({str(shipped)!r})\n"
+        "from sgdiag.cli import main; main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as ran:
+        until(lambda: mark.with_name("begun").exists(), 30)
+        os.killpg(ran.pid, signal.SIGINT)
+        ran.communicate(timeout=30)
+    assert ran.returncode == 130
+    assert mark.exists()
+
+
+def test_a_file_that_cannot_be_read_is_one_line(run: Run, site: Path) -> None:
+    (site / "sglang/gamma.py").unlink()
+    (site / "sglang/gamma.py").mkdir()
+    refused(run("apply-fix", "good", "--sglang", site), 2, "gamma.py cannot be read: Is a directory")

@@ -370,14 +370,24 @@ def test_zombies_hold_nothing_unless_threads_are_left(tree: Tree) -> None:
     assert (found[203].kind, found[203].state) == ("suspect", "ending")
 
 
-def test_children_of_a_dead_launcher_without_titles_are_known_by_its_mark(tree: Tree) -> None:
+def test_children_of_a_dead_launcher_without_titles_are_known_by_its_mark_and_its_kernels(tree: Tree) -> None:
     mark = b"SGLANG_RUN_ID=sglang-run-2.5-2\0"
-    add(tree, 202, SPAWNED, environ=mark)
+    kernels = ("/venv/lib/python3.12/site-packages/sgl_kernel/sm90/common_ops.abi3.so",)
+    add(tree, 202, SPAWNED, environ=mark, maps=kernels)
+    add(tree, 203, SPAWNED, environ=b"A=1\0", maps=kernels)
+    add(tree, 204, ("python", "train.py"), environ=mark, maps=kernels)
+    add(tree, 205, SPAWNED, parent=204, environ=mark, maps=kernels)
+    assert kinds(look(tree)) == {202: "orphan"}
+
+
+def test_the_mark_alone_proves_nothing(tree: Tree) -> None:
+    """A program that embeds the engine hands it down to all that it starts, its own helpers included."""
+    mark = b"SGLANG_RUN_ID=sglang-run-2.5-2\0"
+    add(tree, 202, SPAWNED, environ=mark, maps=("/sglang/venv/lib/python3.12/site-packages/torch/lib/libtorch.so",))
     add(tree, 203, TRACKER, environ=mark)
-    add(tree, 204, SPAWNED, environ=b"A=1\0")
-    add(tree, 205, ("python", "train.py"), environ=mark)
-    add(tree, 206, SPAWNED, parent=205, environ=mark)
-    assert kinds(look(tree)) == {202: "orphan", 203: "orphan"}
+    found = look(tree)
+    assert kinds(found) == {202: "suspect", 203: "suspect"}
+    assert "nothing shows that it is SGLang's" in found.holders[0].reasons[0]
 
 
 def test_a_child_of_an_orphan_goes_with_it_only_in_its_group(tree: Tree) -> None:
@@ -487,6 +497,13 @@ def test_a_container_does_not_judge_what_others_may_share(tree: Tree, tmp_path: 
     found = one_segment(tree, path.parent)
     assert not found.removable
     assert "other containers may share" in found.reason
+
+
+def test_a_name_that_cannot_be_told_is_no_segment(tree: Tree, tmp_path: Path) -> None:
+    path = made(tmp_path / "shm", "nccl-abc")
+    path.with_name("nccl-\udcff").write_bytes(b"")
+    path.with_name("nccl-\x1b[2J").write_bytes(b"")
+    assert one_segment(tree, path.parent).path == str(path)
 
 
 def test_links_and_folders_are_no_segments(tree: Tree, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -185,3 +186,68 @@ def test_a_target_without_schedulers_cannot_be_looked_at(tmp_path: Path) -> None
         recorder.write(msgspec.structs.replace(snapshot(), at=1.0))
     done = CliRunner().invoke(stacks, [str(path)])
     assert "no scheduler process" in str(done.exception)
+
+
+def test_of_many_ranks_with_one_stack_the_most_are_only_named(tmp_path: Path) -> None:
+    """The verdict must not leave a small screen; with --threads all is told."""
+    many = snapshot(*(rank(tp, HUNG if tp == 37 else REDUCE) for tp in range(64)))
+    text, _ = run(tmp_path, many)
+    assert len(text.splitlines()) < 30
+    named = " ".join(text.split())
+    assert all(f"TP{tp}, " in named for tp in range(63) if tp != 37)
+    assert max(map(len, text.splitlines()[1:])) <= 80
+    assert run(tmp_path, many, "--threads")[0].count("waiting in a collective") == 63
+
+
+def test_two_dead_schedulers_of_unknown_rank_are_two(tmp_path: Path) -> None:
+    dead = tuple(Process(pid=pid, role="scheduler", state=Known("Z", "procfs:stat")) for pid in (77, 78))
+    server = Server(device=Known("cpu", "args"), dp_size=Known(3, "args"))
+    text, status = run(tmp_path, msgspec.structs.replace(snapshot(rank(0, REDUCE)), processes=dead, server=server))
+    assert "pid 77, zombie" in text
+    assert "pid 78, zombie" in text
+    assert status == 1
+
+
+def test_a_zombie_has_no_frames_for_a_reason(tmp_path: Path) -> None:
+    zombie = rank(0, (), threads=unknown("x"), kernel=KernelView(state=Known("Z", "procfs:stat")))
+    assert "it has ended: there are no frames" in run(tmp_path, snapshot(zombie))[0]
+
+
+def test_memory_that_does_not_let_itself_be_read_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose memory map the kernel holds blocks its readers for ever; they are sent once."""
+    release, sent = Event(), []
+
+    class Held(Objects):
+        def threads(self) -> Known[tuple[Thread, ...]]:
+            sent.append(self)
+            release.wait(60)
+            return super().threads()
+
+    monkeypatch.setattr(looking, "SchedulerProcess", Held)
+    monkeypatch.setattr(looking, "PySpy", Spy)
+    monkeypatch.setattr(looking, "READ_LIMIT_S", 0.05)
+    sampler = Sampler(Live(snapshot(rank(0, REDUCE))))
+    try:
+        threads = sampler.look().ranks[0].threads
+        assert isinstance(threads, Unknown)
+        assert "does not return within 0.05 s" in threads.reason
+        assert sampler.look().ranks[0].threads == threads
+        assert len(sent) == 1
+        sampler.close()
+    finally:
+        release.set()
+
+
+def test_a_process_that_the_kernel_holds_is_not_paused(blind: None) -> None:
+    """py-spy would wait for it with its other threads stopped."""
+    held = rank(0, REDUCE, kernel=KernelView(state=Known("D", "procfs:stat")))
+    assert Sampler(Live(snapshot(held))).native(snapshot(held)).ranks[0] == held
+
+
+def test_a_server_is_not_paused_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "session.sgd"
+    with Recorder(path) as recorder:
+        recorder.write(snapshot(rank(0, REDUCE)))
+    done = CliRunner().invoke(stacks, [str(path), "--watch", "--allow-pause"])
+    assert done.exit_code == 2
+    assert "leave one out" in done.stderr
