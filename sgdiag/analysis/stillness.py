@@ -49,15 +49,23 @@ class Stillness:
 
     def _rank(self, rank: Rank) -> Rank:
         pid, steps = rank.pid.or_else(0), rank.forward_steps_total
-        no_step_s = _look(self._steps, rank.id, (pid, steps.or_else(None)), steps, 2)
-        if no_step_s.or_else(STILL_S) < STILL_S and self._steps[rank.id].first:
-            # Too short to say that it stands, and no step was seen to say that it moves.
-            no_step_s = _MORE_LOOKS
+        no_step_s = self._no_step_s(rank.id, pid, rank.forward_steps_total)
         main = main_thread(rank.threads.or_else(()))
         where = (pid, steps.or_else(None), main.frames if main is not None else None)
         asleep = rank.kernel.cpu_ratio.or_else(1.0) < ASLEEP_RATIO
         still_s = _look(self._frames, rank.id, where, rank.threads, 2 if asleep else LOOKS_AT_A_RUNNER)
         return msgspec.structs.replace(rank, still_s=still_s, no_step_s=no_step_s)
+
+    def _no_step_s(self, rank: RankId, pid: int, steps: Fact[int]) -> Fact[float]:
+        found = _look(self._steps, rank, (pid, steps.or_else(None)), steps, 2)
+        seen = self._steps.get(rank)
+        if seen is None:
+            return found
+        if seen.first:
+            # Too short to say that it stands, and no step was seen to say that it moves.
+            return _MORE_LOOKS if found.or_else(0.0) < STILL_S else found
+        # A step was seen: what is not known for want of another look is only what came after it.
+        return Known(seen.last - seen.since, steps.source, "derived", seen.last) if isinstance(steps, Known) else found
 
 
 def _look(seen: dict[RankId, _Seen], rank: RankId, what: object, told: Fact[Any], looks: int) -> Fact[float]:

@@ -189,10 +189,13 @@ def rank_stuck(snapshot: Snapshot) -> Finding | None:
 
 
 def _last_look_s(snapshot: Snapshot) -> float | None:
-    """How old what is known of the ranks' progress is, in seconds; None where it is news."""
-    facts: list[Fact[float]] = [fact for rank in snapshot.ranks for fact in (rank.still_s, rank.no_step_s)]
-    ages = [age for fact in facts if (age := stale_for_s(fact, snapshot, live=True)) is not None]
-    return max(ages, default=None)
+    """How old the news of the rank that was looked at longest ago are, in seconds; None where all are fresh."""
+    found = []
+    for rank in snapshot.ranks:
+        known = [fact for fact in (rank.no_step_s, rank.still_s) if isinstance(fact, Known)]
+        ages = [stale_for_s(fact, snapshot, live=True) for fact in known]
+        found += [min(age for age in ages if age is not None)] if ages and None not in ages else []
+    return max(found, default=None)
 
 
 def _is_young(found: tuple[Stance, ...]) -> bool:

@@ -427,6 +427,11 @@ def test_no_step_counts_from_the_last_one_seen() -> None:
     assert seen(look(1.0, LOOP, 1), look(2.0, LOOP, 2), look(3.5, LOOP, 2)).no_step_s.value == 1.5
 
 
+def test_a_step_that_was_seen_is_not_forgotten_until_the_next_look() -> None:
+    again = look(2.0, LOOP, 2)
+    assert seen(look(1.0, LOOP, 1), again, again, again).no_step_s.value == 0.0
+
+
 # --- the finding
 
 
@@ -535,6 +540,8 @@ def test_what_was_seen_long_ago_passes_nothing() -> None:
     found = judged(snapshot)
     assert found.verdict == "UNKNOWN"
     assert "61 s old" in found.cause
+    stepping = [rank(tp, LOOP, 0.0, "R", no_step_s=Known(0.0, "object:x", "derived", 159.0)) for tp in (0, 1)]
+    assert judged(server(*stepping, at=160.0)).verdict == "PASS"
 
 
 def test_without_frames_nothing_is_claimed() -> None:

@@ -10,6 +10,7 @@ from sgdiag.releases.signs import (
     serving,
     speculation,
     startup,
+    told,
 )
 from sgdiag.releases.signs.sign import Sign
 
@@ -23,6 +24,7 @@ SIGNS: tuple[Sign, ...] = (
     *startup.SIGNS,
     *features.SIGNS,
     *processes.SIGNS,
+    *told.SIGNS,
 )
 
 __all__ = ["SIGNS", "Sign"]

@@ -77,6 +77,14 @@ _NCCL = (
         r"(?: : rank (?P<rank>\d+) version (?P<version>\d+) rank (?P<other_rank>\d+) version (?P<other_version>\d+))?",
         ("ismatch",),
     ),
+    Sign(
+        # What people write who changed the package and saw the failure go.
+        "nccl-version-told",
+        r"^(?=.*(?i:\b(?:fix(?:es|ed)?|work(?:s|ed)?|upgrad\w+|updat\w+|downgrad\w+|solve[sd]?|resolve[sd]?|hang\w*"
+        r"|crash\w*)\b))"
+        r"(?=.*(?:\bnvidia-nccl-cu\d\d\b|\b(?:NCCL|nccl)(?: version)? v?2\.\d{1,2}\.\d))",
+        ("nvidia-nccl-cu", "NCCL ", "nccl "),
+    ),
     Sign("nccl-symbol-missing", r"undefined symbol: (?P<symbol>p?nccl\w+)", ("undefined symbol",)),
     Sign("nccl-not-loaded", r"Failed to load NCCL library from (?P<path>\S+)", ("Failed to ",)),
     Sign(
@@ -174,7 +182,8 @@ _TIMEOUTS = (
     Sign("nccl-stuck", r"watchdog got stuck for (?P<stuck_s>\d+)", ("atchdog",)),
     Sign(
         "gloo-timeout",
-        r"Timed out waiting \d+ms for (?:recv|send) operation to complete|(?:failed to pass|reached) monitoredBarrier\b"
+        r"Timed out waiting \d+ms for (?:recv|send) operation to complete|(?:failed to pass"
+        r"|reached) monitoredBarrier\b"
         r"|pair\.cc:\d+\] Connection timed out",
         (" monitoredBarrier", "Timed out ", "pair.cc:"),
     ),
@@ -183,13 +192,20 @@ _TIMEOUTS = (
 _MEETING = (
     Sign(
         "gloo-mesh",
-        r"connectFullMesh failed(?:.*?remote=\[(?P<remote>[^\]]+)\])?|^\w*Error: Connect timeout \[(?P<late>[^\]]+)\]",
+        r"connectFullMesh failed(?:.*?remote=\[(?P<remote>[^\]]+)\])?"
+        r"|^\w*Error: Connect timeout \[(?P<late>[^\]]+)\]",
         ("connectFullMesh failed", "Error: "),
     ),
     Sign(
         "gloo-loopback",
         r"[Uu]nable to resolve hostname to a \(local\) address",
         ("nable to ",),
+    ),
+    Sign(
+        # What people write who found it out.
+        "gloo-loopback-told",
+        r"\b[Gg]loo .{0,60}\b(?:loopback|127\.0\.0\.1|localhost)\b",
+        ("loo ",),
     ),
     Sign(
         "gloo-no-interface",
@@ -233,8 +249,9 @@ _CUSTOM_ALLREDUCE = (
     Sign(
         # The place alone, with the error on another line or left out.
         "custom-allreduce-source",
-        r"custom_all_reduce\w*\.(?:cuh|cu|hip|h):\d+",
-        ("custom_all_reduce",),
+        # Or the kernel's name, which debuggers print.
+        r"custom_all_reduce\w*\.(?:cuh|cu|hip|h):\d+|\bcross_device_reduce_\dstage",
+        ("custom_all_reduce", "cross_device_reduce"),
     ),
     Sign(
         "custom-allreduce-frame",
@@ -244,7 +261,8 @@ _CUSTOM_ALLREDUCE = (
     ),
     Sign(
         "custom-allreduce-refused",
-        r"(?P<why>Rank data buffer is overflowed by \d+|buffer address \d+ is not registered|failed to get pointer attr"
+        r"(?P<why>Rank data buffer is overflowed by \d+|buffer address \d+ is not registered"
+        r"|failed to get pointer attr"
         r"|custom allreduce (?:only supports num gpus|currently requires input length))",
         ("Rank data buffer", "failed to get pointer attr", "is not registered", "ustom allreduce "),
     ),
@@ -266,6 +284,14 @@ _CUSTOM_ALLREDUCE = (
         r"\b(?:cuda|hip)Ipc(?:Open|Get)MemHandle\b.{0,80}(?i:error|failed|invalid)"
         r"|(?i:failed to open) (?:CUDA|HIP) IPC",
         ("IpcOpenMemHandle", "IpcGetMemHandle", "IPC"),
+    ),
+    Sign(
+        # What people write who found it out.
+        "custom-allreduce-told",
+        r"^(?=.*(?i:\b(?:fix(?:es|ed)?|solve[sd]?|resolve[sd]?|stable|work(?:s|ed|around)?|avoid(?:s|ed)?|help(?:s"
+        r"|ed)?|go(?:es)? away|"
+        r"gone)\b))(?=.*(?i:\b(?:disabl\w+|without|off)\b))(?=.*[Cc]ustom[ _-][Aa]ll[ _-]?[Rr]educe)",
+        tuple(f"ustom{between}{letter}ll" for between in " -_" for letter in "Aa"),
     ),
     Sign("graph-addresses", r"Registering (?P<count>\d+) cuda graph addresses", ("cuda graph addresses",)),
 )
@@ -313,6 +339,16 @@ _FUSION = (
             "reduce_fusion",
             "FlashInfer workspace",
         ),
+    ),
+    Sign(
+        # What people write: fusion and a failure, or fusion that had to be switched off.
+        "fusion-told",
+        r"^(?=.*(?i:\b(?:crash\w*|hang\w*|hung|fail\w*|bugs?|fix(?:es|ed)?|broken|illegal|corrupt\w*|wrong"
+        r"|force-disabled|disabling|"
+        r"deadlock\w*|stuck)\b)).*\b[Aa]ll[- _]?[Rr]educe[- _][Ff]usion\b"
+        # The kernel's name, which debuggers print.
+        r"|\ballreduce_fusion_kernel_\w+",
+        ("usion",),
     ),
     Sign(
         "fusion-on",

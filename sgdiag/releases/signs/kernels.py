@@ -104,7 +104,7 @@ _ARCHITECTURE = (
     ),
     Sign(
         "assembler-too-old",
-        r"Value '(?P<architecture>sm_\w+)' is not defined for option 'gpu-name'"
+        r"(?:Value '(?P<architecture>sm_\w+)' )?is not defined for option 'gpu-name'"
         r"|not supported on \.target '(?P<target>sm_\w+)'",
         ("is not defined for option 'gpu-name'", "ot supported"),
     ),
@@ -186,10 +186,19 @@ _BUILDS = (
         r"torch_extensions|tvm[-_]ffi|deep_gemm|\.triton|torchinductor)[^']{0,200})'?",
         ("lock ", "[Errno "),
     ),
+    Sign(
+        # AITER's and torch's locks around a build: a file that stays when its process is killed.
+        "jit-lock-waited",
+        r"[Ww]aiting for (?:the )?baton (?:to be )?release|[Ww]ait(?:ed|ing) (?:on|for) (?:the )?lock ?file\b"
+        r"|file_baton\.py|[Ss]tale (?:JIT )?locks?\b.{0,80}\bhang|\block file\b.{0,60}\b(?:stale|left behind"
+        r"|never released)",
+        ("baton", "lock file", "lockfile", "tale lock", "tale JIT lock"),
+    ),
     Sign("jit-forbidden", r"JIT compilation is disabled via (?P<variable>\w+)", ("is disabled ",)),
     Sign(
         "jit-frame",
-        r"(?:flashinfer/jit|cpp_ext|jit_kernel|kernels/jit|deep_gemm/.{0,80}jit)[^\"\s]{0,120}\.py\b|\bflashinfer\.jit\b"
+        r"(?:flashinfer/jit|cpp_ext|jit_kernel|kernels/jit|deep_gemm/.{0,80}jit)[^\"\s]{0,120}\.py\b"
+        r"|\bflashinfer\.jit\b"
         r"|tvm_ffi|build_and_load",
         ("flashinfer.jit", "tvm_ffi", "build_and_load", ".py"),
     ),

@@ -47,9 +47,9 @@ _POOL = (
     ),
     Sign(
         "state-pool-no-room",
-        r"Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache"
+        r"Not enough GPU memory for hybrid\b|\(mamba/linear-attention\) state cache"
         r"|mamba checkpoint pool needs ~?[\d.]+ ?GB but only",
-        ("state cache", "mamba checkpoint pool"),
+        ("state cache", "mamba checkpoint pool", "GPU memory"),
     ),
     Sign(
         "state-pool-figures",
@@ -105,7 +105,8 @@ _DEVICE = (
     Sign(
         # What people write in a title or a summary, where no message is quoted.
         "out-of-memory-told",
-        r"^(?!.*(?i:\b(?:if|avoid|prevent|cause|due to|may|host|kernel|cgroup|RAM|system|kill\w*|OOM-?kill\w*)\b))"
+        r"^(?!.*(?i:\b(?:if|avoid|prevent|may|host|kernel|cgroup|RAM|system|kill\w*|OOM-?kill\w*)\b))"
+        r"(?!.*\b(?:[Cc]ause|[Dd]ue to)\b.*\bOOM)"
         r"(?=.*\b(?i:CUDA|GPU|HIP|VRAM|HBM|MiB|GiB|GB|graphs?|captur\w+|weights|prefill|decode)\b)"
         r".*?\bOOM(?:s|ed|ing|'d)?\b(?P<figures>.{0,200})",
         ("OOM",),
@@ -118,7 +119,8 @@ _DEVICE = (
     ),
     Sign(
         "capture-failed",
-        r"(?:Capture (?P<graphs>[\w /-]{0,40}?) ?(?:[Gg]raph|extend) failed|Piecewise CUDA [Gg]raph failed with error)"
+        r"(?:Capture (?P<graphs>[\w /-]{0,40}?) ?(?:[Gg]raph|extend) failed"
+        r"|Piecewise CUDA [Gg]raph failed with error)"
         r":? ?(?P<reason>.{0,600})",
         ("extend failed", "raph failed"),
     ),
@@ -133,6 +135,18 @@ _DEVICE = (
         "library-error",
         r"\b(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+",
         ("_STATUS_",),
+    ),
+    Sign(
+        # What CUDA, HIP and torch say of an operation that a graph cannot hold.
+        "capture-forbidden",
+        r"when stream is capturing|would make the legacy stream depend on a capturing"
+        r"|due to a previous error during capture"
+        r"|(?:cuda|hip)ErrorStreamCapture|CUDA_ERROR_STREAM_CAPTURE_|\bcaptures_underway\b"
+        r"|during (?:CUDA |HIP |cuda )?[Gg]raph capture(?:\.| unless| is not)|outside graph capture encountered",
+        (
+            *("is capturing", "a capturing", "during capture", "raph capture", "captures_underway"),
+            *("StreamCapture", "STREAM_CAPTURE"),
+        ),
     ),
     Sign("capture-flags-of-0.5.15", r"--cuda-graph-(?:max-bs|backend)-(?:decode|prefill)", ("--cuda-graph-",)),
     Sign(
@@ -157,10 +171,15 @@ _DEVICE = (
     ),
     Sign(
         "memory-not-released-told",
-        r"\b(?:GPU|VRAM|device|[Gg]raphics) memory\b.{0,80}?\b(?:(?:not|never) (?:been )?(?:released|freed|reclaimed)|"
+        r"\b(?:(?:GPU|device|[Gg]raphics) memory|VRAM)\b.{0,80}?\b(?:(?:not|never) (?:been )?"
+        r"(?:released|freed|reclaimed)|"
         r"still (?:held|occupied|in use|allocated|resident)|stay(?:s|ed)? (?:at|allocated|occupied|in use)|"
-        r"remain(?:s|ed|ing)? (?:at|allocated|occupied|held|in use))",
-        ("GPU memory", "VRAM memory", "device memory", "raphics memory"),
+        r"remain(?:s|ed|ing)? (?:at|allocated|occupied|held|in use)|"
+        r"held by (?:\w+ ){0,2}(?:dead|killed|orphan\w*|zombies?|stale|defunct|left-?over)\b)|"
+        r"\b(?i:orphan(?:ed|s)?|zombies?|stale|left-?over|lingering|defunct)\b.{0,60}\b"
+        r"(?:hold(?:s|ing)?|held|keep(?:s|ing)?|occup\w+|us(?:es|ing)|pin(?:s|ned|ning)?)\b.{0,60}\b"
+        r"(?:(?:GPU|device|[Gg]raphics) memory|VRAM)\b",
+        ("GPU memory", "VRAM", "device memory", "raphics memory"),
     ),
     Sign(
         "others-not-loaded",
@@ -179,8 +198,19 @@ _DEVICE = (
 _SLOTS = (
     Sign(
         "slot-leak",
-        r"(?:\b(?P<pool>[\w-]{1,40}?)(?: cache)?(?: pool)?|pool) (?:memory )?leak detected!|Mem Leak Detected!",
-        ("leak detected", "Leak Detected"),
+        r"(?:\b(?P<pool>[\w-]{1,40}?)(?: cache)?(?: pool)?|pool) (?:memory )?leak detected!|Mem Leak Detected!"
+        r"|\b(?:\w*kv_pool\w*|(?:mamba|swa|req_to_token)_pool|KV (?:cache|pool)|pool)\W{1,3}(?:memory )?leak\b",
+        ("leak", "Leak Detected"),
+    ),
+    Sign(
+        # SGLang's check of its slots, where the text that it raised is missing.
+        "slot-check-frame",
+        r"\b(?:self|scheduler)\.(?:check_memory|self_check_during_(?:idle|busy)|_report_leak|"
+        r"_check_(?:req|all)_pools?|_check_kv_page_invariants|_check_tree_cache)\("
+        r"|, in (?:check_memory|self_check_during_(?:idle|busy)"
+        r"|_report_leak|_check_(?:req|all|full|swa|mamba)_pools?|_check_kv_page_invariants)$"
+        r"|\bmemory leak detection\b|\bdetects? (?:a )?memory leaks?\b",
+        ("check_memory", "_report_leak", "_check_", "memory leak"),
     ),
     Sign(
         "slot-figures",
@@ -192,7 +222,8 @@ _SLOTS = (
     ),
     Sign(
         "slot-freed-twice",
-        r"KV double free: |KV page use-after-free: |\bdouble free\?|KV cache already freed|double free: duplicate pages"
+        r"KV double free: |KV page use-after-free: |\bdouble free\?|KV cache already freed"
+        r"|double free: duplicate pages"
         r"|double-free or never-allocated|corrupt allocator state|page of another owner leaked into class",
         (
             *("double free", "use-after-free", "already freed", "double-free or never"),

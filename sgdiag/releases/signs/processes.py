@@ -23,7 +23,8 @@ SIGNS: tuple[Sign, ...] = (
         "kernel-killed",
         r"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+)(?: \((?P<name>[^)]{1,40})\))?|"
         r"cgroup out of memory|invoked oom-killer|\boom-kill:|\boom_reaper\b|\bOOMKilled\b|"
-        r"\b[Kk]illed by the (?:OS|kernel)\b|\bOOM[- ]?[Kk]ill(?:ed|s)\b.{0,30}\b(?:cgroup|kernel)\b|"
+        r"\b[Kk]illed by the (?:OS|kernel)\b|\b(?:cgroup|container|memcg|host)\b.{0,20}\bOOM[- ]?[Kk]ill(?:er|ed|s)?\b|"
+        r"\bOOM[- ]?[Kk]ill(?:ed|s)\b.{0,30}\b(?:cgroup|kernel)\b|"
         r"\b(?:[Kk]ernel|OS|Linux|systemd-oomd?)\b.{0,30}\b(?:OOM[- ][Kk]|oom-k)ill(?:er|ed)\b(?!\. Run)|"
         r"systemd-oomd.{0,40}[Kk]illed",
         ("illed by the ", "oom-kill", "oom_reaper", "OOM", "systemd-oomd", "ut of memory"),
@@ -32,7 +33,7 @@ SIGNS: tuple[Sign, ...] = (
         "killed",
         # Not the launcher's remark on what -9 means, which stands beside every exit code, nor its own clean-up.
         r"^(?:\S+: line \d+: +\d+ )?Killed(?:$|\s{2,})|(?:it/s|s/it)\]\s*Killed$|^\[\d+\]\s+\d+ killed |"
-        r"(?<!code is -9 \()\bSIGKILL\b(?!;| for| within|\) *,)|\b[Ss]ignal 9\b",
+        r"(?<!code is -9 \()\bSIGKILL(?:ed|s)?\b(?!;| for| within|\) *,)|\b[Ss]ignal 9\b",
         ("Killed", " killed ", "SIGKILL", "ignal 9"),
     ),
     Sign(

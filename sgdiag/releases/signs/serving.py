@@ -8,7 +8,9 @@ _WATCHED = (
     # 0.4 to 0.5.4 name no process and no mode.
     Sign(
         "watchdog-timeout",
-        r"(?:\b(?P<name>\w{1,40}) )?[Ww]atchdog timeout(?: \(self\.watchdog_timeout=(?P<timeout_s>[\d.]+)"
+        # NCCL's own watchdog is another one.
+        r"(?<!NCCL )(?<!nccl )\b(?:(?P<name>(?!NCCL|nccl)\w{1,40}) )?[Ww]atchdog timeout"
+        r"(?: \(self\.watchdog_timeout=(?P<timeout_s>[\d.]+)"
         r"(?:, self\.soft=(?P<soft>True|False))?)?",
         ("atchdog",),
     ),
@@ -194,6 +196,12 @@ _PARALLEL = (
         r"|(?:forward_mode|forward mode|ForwardMode)\W{1,3}4\b"
         r"|\b(?:extend|decode)\b.{0,40}, not 4\s*$",
         ("dp_padding_mode", "'is_max_len'", "forward mode", "forward_mode", "ForwardMode", ", not 4"),
+    ),
+    Sign(
+        # What people write of it.
+        "idle-batch-told",
+        r"\b(?:IDLE|[Ii]dle) (?:mode|batch(?:es)?|(?:DP )?ranks?)\b",
+        ("IDLE ", "dle mode", "dle batch", "dle rank", "dle DP rank"),
     ),
     Sign(
         "dp-attention-unsupported",

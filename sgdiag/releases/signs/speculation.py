@@ -149,7 +149,8 @@ _ACCEPTANCE = (
     # In prose, or a benchmark's heading.
     Sign(
         "speculation-slower",
-        r"(?:[Ss]peculat(?:ive|ion)|EAGLE-?3?|MTP|NEXTN|DFLASH|draft model)(?![\w=/-]).{0,80}?\b(?:slower|slow-?down"
+        r"(?:[Ss]peculat(?:ive|ion)|(?:EAGLE|[Ee]agle)-?3?|MTP|NEXTN|DFLASH|draft model)(?![\w=/-])"
+        r".{0,80}?\b(?:slower|slow-?down"
         r"|no speed-?up|(?:throughput|performance) (?:\w+ ){0,2}(?:drop|decreas|degrad|reduc|regress|fell|fall)"
         r"|(?:reduc|decreas|degrad|lower)\w* (?:the |our )?(?:throughput|performance))",
         ("slower", "slowdown", "slow-down", "no speed", "throughput", "performance"),
@@ -160,7 +161,11 @@ _ACCEPTANCE = (
         r"(?:[Aa]ccept(?:ance|ed)? (?:rate|ratio)|[Aa]ccept(?:ance)?_rate)\b(?!.{0,12}improv)[^\d\n]{1,40}"
         r"(?P<rate>0?\.[0-2]\d*|[012]?\d(?:\.\d+)? ?%)(?!\d)"
         r"|[Aa]ccept(?:ance|ed)?[ _](?:rate|ratio|length|len)\b (?:\w+ ){0,3}?(?:low|drop|degrad|poor|decreas|worse)"
-        r"|\b(?:[Ll]ow|[Pp]oor) accept(?:ance)? (?:rate|length)",
+        r"|\b(?:[Ll]ow(?:er)?|[Pp]oor|[Bb]ad|[Ss]mall|[Rr]educed|[Dd]egraded|[Aa]bnormal) [Aa]ccept(?:ance|ed)?[ _]"
+        r"(?:token )?(?:[Rr]ate|[Ll]en(?:gth)?)\b"
+        r"|\baccept(?:ance|ed) (?:token )?(?:length|rate)\b.{0,60}\b(?:gap|lower|below|worse|far from)\b"
+        r"|\b(?:gap|lower|worse|less|far)\b.{0,60}\baccept(?:ance|ed) (?:token )?(?:length|rate)\b.{0,40}"
+        r"\b(?:paper|reported|expected|official|published|claimed)",
         ("ccept",),
     ),
 )

@@ -13,7 +13,8 @@ HINTS = (b"Traceback (most recent", b'", line ')
 KEPT_FRAMES = 64
 
 _FRAME = re.compile(
-    r'\s*(?:File ")?(?P<file>[^"\s][^"]{0,500})", line (?P<line>\d{1,7})(?:, in (?P<function>\S.{0,200}))?$'
+    # Quotes are escaped where the traceback was taken out of JSON.
+    r'\s*(?:File \\?")?(?P<file>[^"\s\\][^"]{0,500}?)\\?", line (?P<line>\d{1,7})(?:, in (?P<function>\S.{0,200}))?$'
 )
 _CHAINED = ("During handling of the above", "The above exception was")
 

@@ -33,6 +33,7 @@ from sgdiag.rules.postmortem import (
     speculation_acceptance,
     speculation_code,
     speculation_tensors,
+    told,
 )
 from sgdiag.rules.postmortem.registry import explain, finding_ids
 
@@ -71,4 +72,5 @@ __all__ = [
     "speculation_acceptance",
     "speculation_code",
     "speculation_tensors",
+    "told",
 ]

@@ -63,14 +63,14 @@ def blamed(incident: Incident, feature: Feature) -> Blame | None:
         return None
     fault = accused(incident)
     errors = [one.text for one in incident.faults if not one.echo]
-    if any(_ANYWHERE.search(error) for error in errors):
+    if any(_ANYWHERE.search(error) for error in errors) or incident.first("shared-memory-short") is not None:
         return None
     found = _by_frames(fault) if fault is not None else None
     if fault is not None and found is not None:
         owner, frame, sure = found
         sure = sure if fault.text != fault.where else sure - 0.1
         return Blame(fault, sure, _place(frame), fault.text) if owner == feature else None
-    if _fragment(incident) and not (incident.ready and incident.first_death is None):
+    if fragment(incident) and not (incident.ready and incident.first_death is None):
         return _by_words(incident, feature)
     return Blame(fault, 0.5, "", fault.text) if fault is not None and _named(fault.text) == feature else None
 
@@ -105,18 +105,22 @@ def _by_words(incident: Incident, feature: Feature) -> Blame | None:
     if places and error is not None:
         owner, last = places[-1]
         return Blame(last, 0.55, last.text, error.text) if owner == feature else None
+    if incident.first("frame-capture") is not None:
+        return None
     named = [(_named(fault.text), fault) for fault in incident.faults if not fault.echo]
     troubles = [(owner, spot) for owner, spot in _owners(incident, "trouble") if not _known(incident, spot)]
     told = [*((owner, fault) for owner, fault in named if owner is not None), *troubles]
     if told and told[0][0] == feature:
-        return Blame(told[0][1], 0.5, "", told[0][1].text, raised=isinstance(told[0][1], Fault))
+        # Of an exception that is cut off, these lines are all that tells what it was.
+        raised = isinstance(told[0][1], Fault) or any(fault.text == fault.where for fault in incident.faults)
+        return Blame(told[0][1], 0.5, "", told[0][1].text, raised=raised)
     return None
 
 
 def _known(incident: Incident, spot: Spot) -> bool:
     """Whether a sign of its own knows the line."""
     signs = {one.sign for one in incident.sightings if (one.file, one.line) == (spot.file, spot.line)}
-    return any(not sign.startswith(("code-", "name-", "trouble-", "frame-", "speculative-")) for sign in signs)
+    return any(not sign.startswith(("code-", "name-", "trouble-", "frame-", "speculative-", "told-")) for sign in signs)
 
 
 def _owners(incident: Incident, *kinds: str) -> list[tuple[Feature, Spot]]:
@@ -136,5 +140,5 @@ def _named(text: str) -> Feature | None:
     return next((feature for feature, pattern in _WORDS.items() if pattern.search(text)), None)
 
 
-def _fragment(incident: Incident) -> bool:
+def fragment(incident: Incident) -> bool:
     return incident.lines <= _FRAGMENT_LINES and not incident.snapshot.server.args.or_else({})

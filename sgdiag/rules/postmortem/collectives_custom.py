@@ -29,7 +29,26 @@ _EXCHANGED = re.compile(GRAPH_BUFFERS_EXCHANGED)
 
 @explains("custom-allreduce-no-peer-access", "custom-allreduce-graph-buffers", "custom-allreduce-failed")
 def custom_allreduce(incident: Incident) -> Explanation | None:
-    return _no_peer_access(incident) or _graph_buffers(incident) or _failed(incident)
+    return _no_peer_access(incident) or _graph_buffers(incident) or _failed(incident) or _told(incident)
+
+
+def _told(incident: Incident) -> Explanation | None:
+    """Somebody says that it went away without custom allreduce, which tells more than how it showed itself."""
+    at = incident.first("custom-allreduce-told")
+    if at is None or incident.ready or incident.snapshot.server.args.or_else({}):
+        return None
+    finding = Finding(
+        id="custom-allreduce-failed",
+        title="a failure is said to go away without custom allreduce",
+        verdict="FAIL",
+        family="custom-allreduce",
+        confidence=0.55,
+        evidence=(at.evidence(),),
+        cause="an access beyond a buffer, or ranks that wait for each other in that kernel; which of them needs the"
+        " failure's own lines",
+        advice=(_OFF,),
+    )
+    return Explanation(finding, at, "cause")
 
 
 def _no_peer_access(incident: Incident) -> Explanation | None:

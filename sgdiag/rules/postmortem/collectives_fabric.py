@@ -99,6 +99,9 @@ def imex(incident: Incident) -> Explanation | None:
     return waited(incident, finding, at, "cause")
 
 
+_MISFIT_SURE = {"nccl-bootstrap-garbled": 0.6, "nccl-version-told": 0.5}
+
+
 @explains("nccl-version-mismatch")
 def versions(incident: Incident) -> Explanation | None:
     at = incident.first("nccl-versions-differ", "nccl-symbol-missing", "nccl-not-loaded", "nccl-bootstrap-garbled")
@@ -106,7 +109,7 @@ def versions(incident: Incident) -> Explanation | None:
         (one for one in incident.seen("nccl-cuda") if _any(one.fields["error"], *_LACKS_KERNELS, *_DRIVER_TOO_OLD)),
         None,
     )
-    at = at or unfit
+    at = at or unfit or _version_told(incident)
     if at is None or served_on(incident):
         return None
     finding = Finding(
@@ -114,7 +117,7 @@ def versions(incident: Incident) -> Explanation | None:
         title="the NCCL library does not fit",
         verdict="FAIL",
         family="nccl-version-fabric-or-network",
-        confidence=0.6 if at.sign == "nccl-bootstrap-garbled" else 0.9,
+        confidence=_MISFIT_SURE.get(at.sign, 0.9),
         evidence=(at.evidence(),),
         cause=_misfit(at),
         advice=(
@@ -131,7 +134,13 @@ def versions(incident: Incident) -> Explanation | None:
             ),
         ),
     )
-    return Explanation(finding, at, "cause")
+    return Explanation(finding, at, "symptom" if at.sign == "nccl-version-told" else "cause")
+
+
+def _version_told(incident: Incident) -> Sighting | None:
+    """Somebody's words for it, in a fragment without a log of its own."""
+    at = incident.first("nccl-version-told")
+    return at if at is not None and not incident.stages else None
 
 
 def _misfit(at: Sighting) -> str:
@@ -152,6 +161,8 @@ def _misfit(at: Sighting) -> str:
             "driver is too old for this NCCL" if _any(error, *_DRIVER_TOO_OLD) else "NCCL has no kernels for this GPU"
         )
         return f"the {whom} ('{error}')"
+    if at.sign == "nccl-version-told":
+        return "another version of NCCL is said to make the difference: this one may not know the GPUs or the network"
     return "the ranks have different NCCL versions"
 
 

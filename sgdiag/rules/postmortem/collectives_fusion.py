@@ -29,7 +29,20 @@ def fusion(incident: Incident) -> Explanation | None:
     if multicast is not None and not caught and not incident.ready:
         seen = tuple(one for one in (frame, multicast) if one is not None)
         return Explanation(_workspace(incident, seen, 0.9), seen[0], "cause")
-    return _fusion_failed(incident, frame) if frame is not None else None
+    return _fusion_failed(incident, frame) if frame is not None else _told(incident)
+
+
+def _told(incident: Incident) -> Explanation | None:
+    """Somebody's words for it. What else such lines name (a capture, an illegal access) is how it showed itself."""
+    at = incident.first("fusion-told")
+    if (
+        at is None
+        or incident.first("fusion-off") is not None
+        or incident.ready
+        or incident.snapshot.server.args.or_else({})
+    ):
+        return None
+    return Explanation(_workspace(incident, (at,), 0.55), at, "cause")
 
 
 def _fusion_failed(incident: Incident, frame: Sighting) -> Explanation | None:

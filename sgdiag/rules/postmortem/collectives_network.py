@@ -33,7 +33,7 @@ def gloo_mesh(incident: Incident) -> Explanation | None:
     if mesh is None:
         # On one host the loopback address is as good as any other.
         if fallback is None or not many_nodes or incident.ready:
-            return None
+            return _loopback_told(incident)
         return Explanation(_loopback((fallback,), "WARN", 0.6), fallback, "cause")
     seen = tuple(one for one in (fallback, mesh) if one is not None)
     if loopback:
@@ -56,6 +56,13 @@ def gloo_mesh(incident: Incident) -> Explanation | None:
         ),
     )
     return waited(incident, finding, mesh, "cause")
+
+
+def _loopback_told(incident: Incident) -> Explanation | None:
+    told = incident.first("gloo-loopback-told")
+    if told is None or incident.ready:
+        return None
+    return Explanation(_loopback((told,), "FAIL", 0.55), told, "symptom")
 
 
 def _loopback(seen: tuple[Sighting, ...], verdict: Verdict, confidence: float) -> Finding:

@@ -68,7 +68,9 @@ def _counts(incident: Incident, spot: Sighting, stopped: Sighting | None) -> boo
 @explains("jit-build-hung")
 def jit_build_hung(incident: Incident) -> Explanation | None:
     spot = _unfinished(incident)
-    if spot is None or incident.first(*_BY_SIGN, "jit-build-stopped", "cubin-failed") or incident.survived(spot):
+    if spot is None:
+        return _waits_for_lock(incident)
+    if incident.first(*_BY_SIGN, "jit-build-stopped", "cubin-failed") or incident.survived(spot):
         return None
     watchdog, death = _watchdog(incident), incident.first_death
     # A traceback that the log does not show to its end may well be the build's own.
@@ -99,6 +101,33 @@ def jit_build_hung(incident: Incident) -> Explanation | None:
         ),
     )
     return Explanation(finding, spot, "cause")
+
+
+def _waits_for_lock(incident: Incident) -> Explanation | None:
+    """A process waits for a build of another one, which may be dead."""
+    spot = incident.first("jit-lock-waited")
+    if spot is None or (_watchdog(incident) is None and (incident.ready or incident.first_death is not None)):
+        return None
+    finding = Finding(
+        id="jit-build-hung",
+        family="flashinfer-jit",
+        title="a process waits for the lock around a kernel's build",
+        verdict="FAIL",
+        confidence=0.6,
+        evidence=(spot.evidence(),),
+        cause="another process builds the same kernel, or was killed while it did and left its lock file behind: then "
+        "nobody ever takes the lock away",
+        told="nothing is printed after this line, and no GPU is busy",
+        advice=(
+            Advice("see whether a compiler still runs", "pgrep -a -f 'nvcc|hipcc|ninja|cicc|clang'", "if so, wait"),
+            Advice(
+                "if none does, end the server and take away the locks that are left",
+                "find ~/.cache ~/.aiter -name '*lock*'",
+                "the next start builds the kernel itself",
+            ),
+        ),
+    )
+    return Explanation(finding, spot, "symptom")
 
 
 def _unfinished(incident: Incident) -> Sighting | None:

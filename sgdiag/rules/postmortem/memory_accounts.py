@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from sgdiag.model import Advice, Evidence, Finding, Incident, Sighting
+import msgspec
+
+from sgdiag.model import Advice, Evidence, Fault, Finding, Incident, Sighting
 from sgdiag.releases.signs.figures import SlotAccount, slot_account
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -26,6 +28,8 @@ _BOOKS = re.compile(r"mem_cache/(?:allocator|allocation|common|chunk_cache|\w*ra
 _OTHERS_BOOKS = ("hicache", "hiradix", "host", "storage", "load_back", "write_back", "backup", "prefetch")
 """Frames of HiCache, which keeps books of its own in the same files."""
 
+# The last alternatives are lines of the traceback itself, where its end is cut off.
+_RAISED = re.compile(r"leak|^(?:ValueError|AssertionError|RuntimeError|File |\w+\.\w+\()|^$")
 _BROKEN = re.compile(r"^(?:AssertionError|IndexError|KeyError)\b")
 
 
@@ -60,7 +64,7 @@ def cache_bookkeeping_failed(incident: Incident) -> Explanation | None:
 def slots_do_not_add_up(incident: Incident) -> Explanation | None:
     at = incident.first("slot-leak", "slot-freed-twice")
     if at is None:
-        return None
+        return _by_check(incident)
     accounts = [account for account in _accounts(incident, at) if account.surplus]
     twice = [account for account in accounts if account.surplus > 0]
     if at.sign == "slot-freed-twice" or twice:
@@ -80,6 +84,21 @@ def _accounts(incident: Incident, at: Sighting) -> Iterable[SlotAccount]:
     above = (one.fields["figures"] for one in incident.seen("slot-figures") if one.line == at.line - 1)
     found = [account for text in (*near, *above) if (account := slot_account(text)) is not None]
     return dict.fromkeys(found) if found else ()
+
+
+def _by_check(incident: Incident) -> Explanation | None:
+    """SGLang's check of its slots raised something, whose text is missing."""
+    at = incident.first("slot-check-frame")
+    fault = incident.fault_at(at) if at is not None else None
+    if at is None or incident.survived(at) or (fault is not None and not _may_be_the_check(fault)):
+        return None
+    finding = msgspec.structs.replace(_finding(incident, at, "slots-do-not-add-up", []), confidence=0.6)
+    return Explanation(finding, at, "symptom")
+
+
+def _may_be_the_check(fault: Fault) -> bool:
+    """Whether the exception, if the log has it, is one that the check raises."""
+    return fault.text == fault.where or bool(_RAISED.search(fault.text))
 
 
 _TITLES = {

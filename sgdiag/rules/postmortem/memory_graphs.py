@@ -140,7 +140,27 @@ def capture_failed(incident: Incident) -> Explanation | None:
         return None
     if at is not None and not _MEMORY.search(at.fields["reason"]):
         return _said(incident, at)
-    return _by_frames(incident)
+    return _by_frames(incident) or _forbidden(incident)
+
+
+def _forbidden(incident: Incident) -> Explanation | None:
+    """CUDA or torch refuses something within a capture, in a log that does not show SGLang's own words for it."""
+    at = incident.first("capture-forbidden")
+    if at is None or incident.survived(at) or "serving" in incident.stages.values():
+        return None
+    kind = next((kind for kind in _KINDS if kind.pattern.search(at.text)), None)
+    finding = Finding(
+        id="capture-failed",
+        title="an operation ran in a graph's capture that a graph cannot hold",
+        verdict="FAIL",
+        family="graph-capture-failed-not-memory",
+        confidence=0.7,
+        evidence=(at.evidence(),),
+        cause=kind.cause if kind is not None else "CUDA refused an operation because a graph was being captured",
+        told="SGLang prints its hints on memory for every exception here; lowering --mem-fraction-static does not help",
+        advice=(*((kind.advice,) if kind is not None else ()), *_without_graphs(incident)),
+    )
+    return Explanation(finding, at, "symptom")
 
 
 def _said(incident: Incident, at: Sighting) -> Explanation:

@@ -16,7 +16,12 @@ _POOL_WORDS = re.compile(r"(?i)\b(?:draft|kv)[ -](?:kv |cache )?pool\b")
 _WORDS: tuple[tuple[Purpose, re.Pattern[str]], ...] = (
     ("graphs", re.compile(r"(?i)\bcaptur(?:e|es|ed|ing)\b|\bgraphs?\b")),
     ("pool", _POOL_WORDS),
-    ("weights", re.compile(r"(?i)\bweights?\b|\bload(?:s|ed|ing)? (?:the )?(?:model|checkpoint)|\bmodel load")),
+    (
+        "weights",
+        re.compile(
+            r"(?i)\bweights?\b|\bload(?:s|ed|ing)?[ _](?:the )?(?:model|checkpoint|weights)|\bmodel load|\bat load\b"
+        ),
+    ),
     ("serving", re.compile(r"(?i)\bprefill|\bdecod|\bserving\b|\brequests?\b|\bprompts?\b|\bcontexts?\b")),
 )
 """What people say that it was for, where they do not quote the message."""

@@ -155,4 +155,4 @@ def queue_aborted(incident: Incident) -> Explanation | None:
             ),
         ),
     )
-    return Explanation(finding, at, "cause")
+    return Explanation(finding, at, "symptom")

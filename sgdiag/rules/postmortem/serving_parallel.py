@@ -164,7 +164,18 @@ def ranks_out_of_step(incident: Incident) -> Explanation | None:
         if sign == "empty-batch-index" and not sure:
             continue
         return Explanation(_out_of_step(at, sure=sure), at, "cause")
-    return None
+    return _idle_told(incident)
+
+
+def _idle_told(incident: Incident) -> Explanation | None:
+    """Somebody's words for it, in a fragment that also speaks of attention DP."""
+    at = incident.first("idle-batch-told")
+    if at is None or incident.ready or incident.snapshot.server.args.or_else({}):
+        return None
+    near = incident.first("trouble-parallel", "name-parallel", "code-parallel")
+    if near is None and not _DP.search(at.text):
+        return None
+    return Explanation(_out_of_step(at, sure=False), at, "symptom")
 
 
 def _out_of_step(at: Sighting, *, sure: bool) -> Finding:
@@ -230,6 +241,8 @@ def code_failed(incident: Incident) -> Explanation | None:
     )
     return Explanation(finding, found.at, "cause" if found.raised else "symptom")
 
+
+_DP = re.compile(r"\b(?:DP|dp)\b|data[- ]parallel")
 
 _EXCEPTION = re.compile(r"\W*\w*(?:Error|Exception|assert)|output tensor|input tensor|.*, not 4\b")
 """How a line begins that is an exception's text, with its type or without."""
