@@ -18,7 +18,8 @@ STAGES: tuple[Stage, ...] = ("unknown", "start", "distributed", "load", "pool", 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
     """One place in the logs. ``order`` counts over all files, by time where lines carry it; ``line`` from 1 in
-    ``file``, which is ``log`` where there is one only; ``rank`` is the prefix text (``DP0 TP1``) or empty; ``time_s`` is the line's local time read as UTC."""
+    ``file``, which is ``log`` where there is one only; ``rank`` is the prefix text (``DP0 TP1``) or empty; ``time_s``
+    is the line's local time read as UTC."""
 
     order: int
     file: str

@@ -32,8 +32,8 @@ _ERROR = re.compile(
     rb"|^[EF]\d{4} \d\d:\d\d:\d\d\.|^\[rank\d+\]:\[[EF]|^[\w.]{0,80}(?:Error|Exception)\b: "
 )
 _FATAL = re.compile(
-    rb"(?:Scheduler|DataParallelController|DetokenizerManager|TokenizerManager|TpModelWorkerClient) hit an exception|scheduler is dead"
-    rb"|died during initialization|Initialization failed|Received sigquit|Fatal Python error|Segmentation fault"
+    rb"(?:Scheduler|DataParallelController|DetokenizerManager|TokenizerManager|TpModelWorkerClient) hit an exception"
+    rb"|scheduler is dead|died during initialization|Initialization failed|Received sigquit|Fatal Python error|Segmentation fault"
     rb"|core dumped|\bKilled\b|^Aborted|^Terminated|[Ww]atchdog timeout (?!.*self\.soft=True)"
 )
 _WARNING = re.compile(
