@@ -33,8 +33,8 @@ _ERROR = re.compile(
 )
 _FATAL = re.compile(
     rb"(?:Scheduler|DataParallelController|DetokenizerManager|TokenizerManager|TpModelWorkerClient) hit an exception"
-    rb"|scheduler is dead|died during initialization|Initialization failed|Received sigquit|Fatal Python error|Segmentation fault"
-    rb"|core dumped|\bKilled\b|^Aborted|^Terminated|[Ww]atchdog timeout (?!.*self\.soft=True)"
+    rb"|scheduler is dead|died during initialization|Initialization failed|Received sigquit|Fatal Python error"
+    rb"|Segmentation fault|core dumped|\bKilled\b|^Aborted|^Terminated|[Ww]atchdog timeout (?!.*self\.soft=True)"
 )
 _WARNING = re.compile(
     rb"\bWARNING\b|Warning: |^W\d{4} \d\d:\d\d:\d\d\.|^\[rank\d+\]:\[W|is disabled because|was reduced from"
