@@ -69,7 +69,7 @@ def _head(incident: Incident) -> None:
 
 
 def _balance(incident: Incident) -> None:
-    from sgdiag.analysis.kv_budget import budget_of, tightest
+    from sgdiag.analysis.kv.budget import budget_of, tightest
     from sgdiag.cli.kv_screen import print_budgets
     from sgdiag.model import Known
 

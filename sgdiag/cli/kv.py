@@ -12,8 +12,8 @@ from sgdiag.cli import kv_model, options
 from sgdiag.model.errors import SgdiagError
 
 if TYPE_CHECKING:
-    from sgdiag.analysis.kv_budget import Budget
-    from sgdiag.analysis.kv_whatif import Change, Outcome
+    from sgdiag.analysis.kv.budget import Budget
+    from sgdiag.analysis.kv.whatif import Change, Outcome
     from sgdiag.model import Rank, Snapshot
 
 FIRST_READ_S = 2.5
@@ -77,7 +77,7 @@ def _no_ranks(target: str | None) -> SgdiagError:
 
 
 def _changes(flags: tuple[str, ...]) -> tuple[Change, ...]:
-    from sgdiag.analysis.kv_whatif import parse_change
+    from sgdiag.analysis.kv.whatif import parse_change
 
     try:
         found = [parse_change(flag) for flag in flags]
@@ -88,7 +88,7 @@ def _changes(flags: tuple[str, ...]) -> tuple[Change, ...]:
 
 
 def _budgets(snapshot: Snapshot, label: str | None, target: str | None) -> list[Budget]:
-    from sgdiag.analysis.kv_budget import budget_of, tightest
+    from sgdiag.analysis.kv.budget import budget_of, tightest
 
     first = tightest(snapshot.ranks)
     if first is None:
@@ -110,6 +110,6 @@ def _coordinates(rank: Rank) -> set[str]:
 
 
 def _outcomes(snapshot: Snapshot, budgets: list[Budget], changes: tuple[Change, ...]) -> list[Outcome]:
-    from sgdiag.analysis.kv_whatif import what_if
+    from sgdiag.analysis.kv.whatif import what_if
 
     return [what_if(snapshot, budget, changes) for budget in budgets] if changes else []

@@ -12,7 +12,7 @@ import click
 from sgdiag.model.errors import SgdiagError
 
 if TYPE_CHECKING:
-    from sgdiag.analysis.kv_plan import Plan
+    from sgdiag.analysis.kv.plan import Plan
     from sgdiag.sources.model_plan import Flags
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from sgdiag.analysis.format import clean
-from sgdiag.analysis.kv_base import Span
-from sgdiag.analysis.kv_plan import Plan
+from sgdiag.analysis.kv.base import Span
+from sgdiag.analysis.kv.plan import Plan
 from sgdiag.model import Fact, Known
 
 _WIDTH, _LABEL, _VALUE = 80, 22, 18

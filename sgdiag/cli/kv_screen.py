@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from sgdiag.analysis.format import clean, count
-from sgdiag.analysis.kv_base import Span, minimum_by_gpu
-from sgdiag.analysis.kv_budget import Budget
-from sgdiag.analysis.kv_terms import ALWAYS, Term
-from sgdiag.analysis.kv_whatif import Outcome
+from sgdiag.analysis.kv.base import Span, minimum_by_gpu
+from sgdiag.analysis.kv.budget import Budget
+from sgdiag.analysis.kv.terms import ALWAYS, Term
+from sgdiag.analysis.kv.whatif import Outcome
 from sgdiag.model import Fact, Known, Snapshot, Unknown
 
 _WIDTH, _LABEL, _SIZE, _BAR_WIDTH = 80, 28, 9, 76

@@ -44,7 +44,7 @@ def processes(
 
     from sgdiag.analysis.leftovers import make_plan
     from sgdiag.session.limits import within
-    from sgdiag.sources.leftovers import survey
+    from sgdiag.sources.leftovers.survey import survey
 
     if (yes or pids) and not reap:
         raise click.UsageError(f"{'--yes' if yes else 'PID'} means nothing without --reap", ctx)

@@ -9,7 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 
 from sgdiag.model import Advice, Finding, Known, Snapshot
-from sgdiag.releases.nccl import ALL_P2P_LEVELS, BUFFER_DEFAULT_BYTES, LL128_STEP_BYTES, NUMBERS, P2P_LEVELS, SWITCHES
+from sgdiag.releases.nccl.environment import (
+    ALL_P2P_LEVELS,
+    BUFFER_DEFAULT_BYTES,
+    LL128_STEP_BYTES,
+    NUMBERS,
+    P2P_LEVELS,
+    SWITCHES,
+)
 from sgdiag.releases.versions import at_least
 from sgdiag.rules.evidence import gpus_of, seen
 from sgdiag.rules.registry import rule

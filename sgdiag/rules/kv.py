@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from sgdiag.analysis.format import plural
-from sgdiag.analysis.kv_budget import budget_of
+from sgdiag.analysis.kv.budget import budget_of
 from sgdiag.model import Advice, Evidence, Finding, Known, Rank, Snapshot
 from sgdiag.rules.evidence import cannot_tell, rank_label, seen
 from sgdiag.rules.registry import rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sgdiag.analysis.nccl_server import behind
+from sgdiag.analysis.nccl.server import behind
 from sgdiag.model import Advice, Evidence, Finding, Known, NcclCommunicator, NcclRank, NcclRas, Snapshot
 from sgdiag.rules.evidence import seen
 from sgdiag.rules.registry import rule

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from sgdiag.model import Fact, Known, RankId, Server, SgdiagError, unknown
-from sgdiag.releases import loadshm, nccl_logs
+from sgdiag.releases import loadshm
+from sgdiag.releases.nccl.logs import debug_file
 from sgdiag.releases.versions import at_least
 from sgdiag.remote import Execute
 from sgdiag.session.feed import Feed, StillFeed
@@ -258,7 +259,7 @@ def _nccl_files(log: Path, processes: ProcessSource) -> list[Path]:
     pattern, host = environment.get("NCCL_DEBUG_FILE", ""), socket.gethostname()
     files = {log: None}
     for pid in processes.ranks().values():
-        if path := nccl_logs.debug_file(pattern, host, pid):
+        if path := debug_file(pattern, host, pid):
             seen_by = Path("/proc", str(pid), "root" if path.startswith("/") else "cwd")
             files[seen_by / path.lstrip("/")] = None
     return list(files)

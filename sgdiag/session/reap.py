@@ -20,8 +20,8 @@ import msgspec
 from sgdiag.analysis.format import size
 from sgdiag.analysis.leftovers import Holder, Plan, Segment, prove
 from sgdiag.model import Gpus, Known
-from sgdiag.sources.leftover_segments import holders_now
-from sgdiag.sources.leftover_standing import Kin
+from sgdiag.sources.leftovers.segments import holders_now
+from sgdiag.sources.leftovers.standing import Kin
 from sgdiag.sources.procfs import ProcFs
 
 TERM_LIMIT_S = 10.0

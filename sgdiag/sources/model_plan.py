@@ -7,18 +7,19 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from sgdiag.analysis import kv_plan
-from sgdiag.analysis.cell_size import Cell, cell_of, misfit, stages, state_bytes
-from sgdiag.analysis.kv_base import Span
-from sgdiag.analysis.kv_plan import Limits, Plan, Stage, Wanted
-from sgdiag.analysis.kv_weights import StageWeights, shares_vocabulary, weights_of
+from sgdiag.analysis.kv import plan as kv_plan
+from sgdiag.analysis.kv.base import Span
+from sgdiag.analysis.kv.cell_size import Cell, cell_of, misfit, stages, state_bytes
+from sgdiag.analysis.kv.plan import Limits, Plan, Stage, Wanted
+from sgdiag.analysis.kv.weights import StageWeights, shares_vocabulary, weights_of
 from sgdiag.model.errors import SgdiagError
 from sgdiag.model.fact import Fact, Known, unknown
 from sgdiag.model.shape import KvFormat, ModelShape, Parallel, Sizing
-from sgdiag.releases import sizing, versions
-from sgdiag.releases.model_configs import shape_of
+from sgdiag.releases import versions
+from sgdiag.releases.models import sizing
+from sgdiag.releases.models.configs import shape_of
+from sgdiag.releases.models.sizing import Defaults
 from sgdiag.releases.processes import settings
-from sgdiag.releases.sizing import Defaults
 from sgdiag.sources.model_files import ModelFiles, find_model, read_config
 
 LIMITS = Limits(

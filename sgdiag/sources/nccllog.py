@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sgdiag.model import Collectives, Known, NcclLog, Snapshot, SourceError, unknown
-from sgdiag.releases.nccl_logs import NcclLogReader, merged
+from sgdiag.releases.nccl.logs import NcclLogReader, merged
 
 MAX_BYTES_PER_READ = 32 << 20
 """Most that one ``read`` takes of a file; the next one goes on from there."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from sgdiag.model import Collectives, Known, NcclCommunicator, NcclRank, NcclRas, Snapshot, SourceError, unknown
-from sgdiag.releases import nccl_ras as form
+from sgdiag.releases.nccl import ras as form
 from sgdiag.sources.procfs import ProcFs
 
 PATIENCE_S = 2.0

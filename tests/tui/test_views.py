@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from sgdiag.analysis.kv_budget import ROUNDING_BYTES, budget_of
+from sgdiag.analysis.kv.budget import ROUNDING_BYTES, budget_of
 from sgdiag.cli.screen import render_once
 from sgdiag.model import NOT_ASKED, Known, Process, Snapshot
 from sgdiag.tui.app import PAGES

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.analysis.cell_size import misfit, stages, state_bytes
+from sgdiag.analysis.kv.cell_size import misfit, stages, state_bytes
 from sgdiag.model import Known, SgdiagError, Unknown
 from sgdiag.model.shape import Parallel
-from sgdiag.releases.model_configs import shape_of
-from sgdiag.releases.model_reader import MAX_LAYERS
-from sgdiag.releases.sizing import defaults_of
+from sgdiag.releases.models.configs import shape_of
+from sgdiag.releases.models.reader import MAX_LAYERS
+from sgdiag.releases.models.sizing import defaults_of
 from sgdiag.sources.model_plan import cell_size_of
 from tests.unit.made_models import DELTA_NET, DENSE, LATENT, SPARSE, WINDOWS
 

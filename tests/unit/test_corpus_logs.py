@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sgdiag.analysis.kv_budget import ROUNDING_BYTES, Budget, budget_of
+from sgdiag.analysis.kv.budget import ROUNDING_BYTES, Budget, budget_of
 from sgdiag.model import Known, Snapshot
 from sgdiag.releases.logs import Fold, LogParser, snapshot_of
 from sgdiag.session.postmortem import explain_logs

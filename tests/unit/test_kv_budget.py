@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.analysis.kv_base import minimum_by_gpu
-from sgdiag.analysis.kv_budget import Budget, budget_of
-from sgdiag.analysis.kv_whatif import Outcome, parse_change, what_if
+from sgdiag.analysis.kv.base import minimum_by_gpu
+from sgdiag.analysis.kv.budget import Budget, budget_of
+from sgdiag.analysis.kv.whatif import Outcome, parse_change, what_if
 from sgdiag.model import Fact, Gpu, GpuProcess, Gpus, Known, Process, RankId, Snapshot, Unknown
 from sgdiag.releases.logs import Fold, LogParser, snapshot_of
 

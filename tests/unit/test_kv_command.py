@@ -146,7 +146,7 @@ def test_bad_usage_is_one_line(log: Path, tmp_path: Path) -> None:
 
 
 def test_the_flags_in_the_help_are_those_that_are_computed() -> None:
-    from sgdiag.analysis.kv_whatif import FLAGS
+    from sgdiag.analysis.kv.whatif import FLAGS
 
     text = " ".join((kv.help or "").split())
     for flag in FLAGS:

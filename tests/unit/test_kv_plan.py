@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sgdiag.analysis.kv_base import Span
-from sgdiag.analysis.kv_plan import Plan
-from sgdiag.analysis.kv_weights import LOADING_SURPLUS_BYTES, weights_of
+from sgdiag.analysis.kv.base import Span
+from sgdiag.analysis.kv.plan import Plan
+from sgdiag.analysis.kv.weights import LOADING_SURPLUS_BYTES, weights_of
 from sgdiag.cli import cli
 from sgdiag.model import Known, SgdiagError, Unknown
 from sgdiag.model.shape import Parallel, Weight
-from sgdiag.releases.model_configs import shape_of
+from sgdiag.releases.models.configs import shape_of
 from sgdiag.sources.model_files import ModelFiles
 from sgdiag.sources.model_plan import Flags, plan_of, with_flag
 from tests.unit.made_models import DELTA_NET, DENSE, LATENT, WINDOWS, write_model, write_tensors

@@ -27,9 +27,9 @@ from sgdiag.analysis.leftovers import (
 from sgdiag.model import Fact, Finding, Gpu, GpuProcess, Gpus, Known, Process, Snapshot, unknown
 from sgdiag.releases.leftovers import parse_segment, ports_of, run_id
 from sgdiag.rules import evaluate
-from sgdiag.sources.leftover_ports import Listening, parse_tcp, parse_unix
-from sgdiag.sources.leftover_segments import find_segments, parse_mapped
-from sgdiag.sources.leftovers import survey, user_name
+from sgdiag.sources.leftovers.ports import Listening, parse_tcp, parse_unix
+from sgdiag.sources.leftovers.segments import find_segments, parse_mapped
+from sgdiag.sources.leftovers.survey import survey, user_name
 from tests.unit.procfs_tree import SESSION, SPAWNED, TRACKER, Tree
 
 ME = os.geteuid()

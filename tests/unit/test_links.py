@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.analysis.kv_base import Span
-from sgdiag.analysis.links import (
+from sgdiag.analysis.kv.base import Span
+from sgdiag.analysis.links.predict import (
     TOLERANCE_RATIO,
     Prediction,
     calibrate,
@@ -22,7 +22,7 @@ from sgdiag.analysis.links import (
     simulate_s,
     spread_s,
 )
-from sgdiag.analysis.links_published import (
+from sgdiag.analysis.links.published import (
     BROADCOM_4,
     BROADCOM_8,
     DIRECT_8,
@@ -37,7 +37,7 @@ from sgdiag.analysis.links_published import (
     on_sockets,
     on_switches,
 )
-from sgdiag.analysis.links_shapes import (
+from sgdiag.analysis.links.shapes import (
     ISLAND_PULL,
     ISLAND_PUSH,
     ONE_SHOT_PACKETS,
@@ -48,7 +48,7 @@ from sgdiag.analysis.links_shapes import (
     Shape,
     phases,
 )
-from sgdiag.analysis.links_wiring import Flow, Link, Routes, Way, Wiring, collapsing, duration_s, fair_rates
+from sgdiag.analysis.links.wiring import Flow, Link, Routes, Way, Wiring, collapsing, duration_s, fair_rates
 from sgdiag.model import Known, Unknown
 
 SHAPES = [ONE_SHOT_PACKETS, ONE_SHOT_PUSH, ONE_SHOT_PULL, TWO_SHOT_PUSH, TWO_SHOT_PULL, ISLAND_PUSH, ISLAND_PULL]

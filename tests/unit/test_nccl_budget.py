@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.analysis import nccl_sizes as sizes
-from sgdiag.analysis.kv_base import Span
-from sgdiag.analysis.kv_terms import terms_of
-from sgdiag.analysis.nccl_budget import LABELS, Setup, difference, predict
-from sgdiag.analysis.nccl_server import groups_of, nccl_lines, predicted
+from sgdiag.analysis.kv.base import Span
+from sgdiag.analysis.kv.terms import terms_of
+from sgdiag.analysis.nccl import sizes
+from sgdiag.analysis.nccl.budget import LABELS, Setup, difference, predict
+from sgdiag.analysis.nccl.server import groups_of, nccl_lines, predicted
 from sgdiag.model import (
     NOT_ASKED,
     Collectives,

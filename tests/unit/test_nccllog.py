@@ -21,7 +21,7 @@ from sgdiag.model import (
     decode_snapshot,
     encode,
 )
-from sgdiag.releases.nccl_logs import MAX_TEXTS, NcclLogReader, debug_file, merged, read_lines
+from sgdiag.releases.nccl.logs import MAX_TEXTS, NcclLogReader, debug_file, merged, read_lines
 from sgdiag.sources.nccllog import NcclLogSource
 
 

@@ -28,7 +28,7 @@ from sgdiag.model import (
     SourceError,
     Unknown,
 )
-from sgdiag.releases import nccl_ras as form
+from sgdiag.releases.nccl import ras as form
 from sgdiag.rules import evaluate
 from sgdiag.sources import ncclras
 from sgdiag.sources.ncclras import NcclRasSource, query

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sgdiag.model import Finding
 from sgdiag.rules.postmortem import explain
-from sgdiag.rules.postmortem.speculation_context import Setting
-from sgdiag.rules.postmortem.speculation_sizes import Sizes, read
+from sgdiag.rules.postmortem.speculation.context import Setting
+from sgdiag.rules.postmortem.speculation.sizes import Sizes, read
 from sgdiag.sources.postmortem import incident_of
 
 INCIDENTS = Path(__file__).parents[1] / "data" / "incidents"

@@ -16,8 +16,8 @@ import pytest
 from sgdiag.analysis.leftovers import GpuShare, Holder, Plan, Segment, make_plan
 from sgdiag.model import Gpu, GpuProcess, Gpus, Known, unknown
 from sgdiag.session.reap import Report, reap
-from sgdiag.sources.leftover_segments import find_segments
-from sgdiag.sources.leftovers import survey, user_name
+from sgdiag.sources.leftovers.segments import find_segments
+from sgdiag.sources.leftovers.survey import survey, user_name
 from sgdiag.sources.procfs import ProcFs
 from tests.unit.left_behind import Init, until
 

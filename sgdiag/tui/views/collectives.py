@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
-from sgdiag.analysis.nccl_server import nccl_lines
+from sgdiag.analysis.nccl.server import nccl_lines
 from sgdiag.model import Known, Unknown
 from sgdiag.tui.paint import (
     Block,

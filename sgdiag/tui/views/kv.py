@@ -10,8 +10,8 @@ from rich.text import Text
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.batch_shapes import shape_text
 from sgdiag.analysis.freshness import stale_for_s
-from sgdiag.analysis.kv_budget import Budget, budget_of, tightest
-from sgdiag.analysis.kv_terms import ALWAYS, Term
+from sgdiag.analysis.kv.budget import Budget, budget_of, tightest
+from sgdiag.analysis.kv.terms import ALWAYS, Term
 from sgdiag.analysis.workers import over_workers
 from sgdiag.model import Fact, Known, Rank
 from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Look, Role, Row, Section, Table, stack

@@ -1,0 +1,1 @@
+"""The memory of a rank: where it went, and what would change it."""

@@ -1,0 +1,161 @@
+"""What one rank's device memory went to, term by term."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from sgdiag.analysis.kv.base import free_before_load
+from sgdiag.analysis.nccl.server import predicted
+from sgdiag.model import NOT_ASKED, Fact, Gpu, Known, Rank, Snapshot, combine, unknown
+
+Place: TypeAlias = Literal["before", "budget", "slack", "later", "left"]
+"""Where a term belongs: taken ``before`` SGLang measures its base; paid from the ``budget`` that the fraction sets;
+the ``slack`` beside it; taken ``later`` out of the slack; ``left`` over at that point."""
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One purpose that memory went to. ``bytes`` is negative where it gave memory back."""
+
+    id: str
+    label: str
+    place: Place
+    bytes: Fact[int]
+
+
+ALWAYS = frozenset({"free-before-load", "weights", "free-after-load", "kv-pool", "free-after-pool", "free-at-ready"})
+"""Ids of the terms that every server has; the others belong to some models, releases or flags."""
+
+
+def terms_of(snapshot: Snapshot, rank: Rank, slack: Fact[int]) -> tuple[Term, ...]:
+    """The terms of ``rank`` in the order in which the memory is taken; ``slack`` is what the fraction keeps free."""
+    memory = rank.memory
+    inside = memory.draft_in_budget.or_else(True)
+    draft: Place = "budget" if inside else "later"
+    weights = Term("draft-weights", "draft weights", draft, memory.draft_weights_bytes)
+    pool = Term("draft-pool", "draft KV pool", draft, memory.draft_pool_bytes)
+    gpu = _gpu(snapshot, rank)
+    return (
+        Term("other-processes", "other processes, now", "before", _others(snapshot, gpu)),
+        Term("communication", "process groups, NCCL", "before", memory.init_distributed_bytes),
+        *_nccl(snapshot, rank),
+        Term("free-before-load", "free before load", "left", free_before_load(rank)),
+        Term("weights", "weights", "budget", memory.weights_bytes),
+        *([weights] * inside),
+        Term("free-after-load", "free after load", "left", memory.free_after_load_bytes),
+        Term("slack", "slack, kept by the fraction", "slack", slack),
+        Term("reservation", "multimodal reservation", "budget", memory.multimodal_reservation_bytes),
+        Term("state-pool", "state pool", "budget", memory.state_pool_bytes),
+        Term("kv-pool", "KV pool", "budget", rank.kv.size_bytes),
+        *([pool] * inside),
+        Term("request-table", "request table", "later", request_table(rank)),
+        Term("free-after-pool", "free after pools", "left", memory.free_after_pool_bytes),
+        Term("workspaces", "backend workspaces", "later", _workspaces(rank)),
+        *_graphs(memory.graphs_by_phase_bytes),
+        *([] if inside else [weights, pool]),
+        Term("free-at-ready", "free when ready", "left", last_free(rank)),
+        Term("free-now", "free now", "left", gpu.memory_free_bytes if gpu else NOT_ASKED),
+    )
+
+
+def observed_rest(rank: Rank) -> Fact[int]:
+    """Bytes of the pools that the budget pays: state, target and, where draft models are counted, draft pool."""
+    pool = rank.kv.size_bytes
+    if not isinstance(pool, Known):
+        return unknown("the size of the KV pool is not told")
+    beside = rank.memory.state_pool_bytes.or_else(0) + counted_draft_pool(rank)
+    return pool.map(lambda size: size + beside)
+
+
+def state_follows_memory(snapshot: Snapshot) -> bool:
+    """Whether a state pool is a share of what is left, and not made for a number of requests or states."""
+    args = snapshot.server.args.or_else({})
+    by_requests = args.get("disable_radix_cache") and args.get("max_running_requests")
+    return not args.get("max_mamba_cache_size") and not by_requests
+
+
+def counted_draft_pool(rank: Rank) -> int:
+    """Bytes of the draft pool where the budget pays it, otherwise 0."""
+    return rank.memory.draft_pool_bytes.or_else(0) if rank.memory.draft_in_budget.or_else(False) else 0
+
+
+def request_table(rank: Rank) -> Fact[int]:
+    """Bytes that allocating the pools took beyond the pools: the request table and what the allocators keep."""
+    memory = rank.memory
+    return combine(
+        lambda end, after, pools: end - after - pools,
+        memory.free_after_load_bytes,
+        memory.free_after_pool_bytes,
+        observed_rest(rank),
+        source="after load - after pools - pools",
+    )
+
+
+def taken_later(rank: Rank) -> Fact[int]:
+    """Bytes taken between the pools' end and the last figure of free memory: workspaces, graphs and, up to 0.5.13, the
+    draft model with its pool."""
+    return combine(
+        lambda after, end: after - end,
+        rank.memory.free_after_pool_bytes,
+        last_free(rank),
+        source="after pools - when ready",
+    )
+
+
+def last_free(rank: Rank) -> Fact[int]:
+    """Free bytes when the scheduler was ready; older releases tell it after the last graph only."""
+    memory = rank.memory
+    for fact in (memory.free_at_ready_bytes, memory.free_after_graphs_bytes):
+        if isinstance(fact, Known):
+            return fact
+    return unknown("what was free after the last graph is not known")
+
+
+def _nccl(snapshot: Snapshot, rank: Rank) -> tuple[Term, ...]:
+    """What NCCL's buffers should take of it, where its settings are known."""
+    total = predicted(snapshot, rank).map(lambda found: found.total)
+    return (
+        Term("nccl-least", "  NCCL by formula, least", "before", total.map(lambda span: round(span.low))),
+        Term("nccl-most", "  NCCL by formula, most", "before", total.map(lambda span: round(span.high))),
+    )
+
+
+def _workspaces(rank: Rank) -> Fact[int]:
+    memory = rank.memory
+    return combine(
+        lambda after, begin: after - begin,
+        memory.free_after_pool_bytes,
+        memory.free_at_capture_bytes,
+        source="after pools - capture begin",
+    )
+
+
+def _graphs(by_phase: Fact[dict[str, int]]) -> list[Term]:
+    if not isinstance(by_phase, Known):
+        return [Term("graphs", "CUDA graphs", "later", by_phase)]
+    return [
+        Term(
+            f"graphs-{phase.replace('_', '-')}",
+            f"graphs, {phase.replace('_', ' ')}",
+            "later",
+            Known(size, by_phase.source, by_phase.how, by_phase.at),
+        )
+        for phase, size in by_phase.value.items()
+    ]
+
+
+def _gpu(snapshot: Snapshot, rank: Rank) -> Gpu | None:
+    """The device on which the driver sees the rank's process."""
+    pid = rank.pid.or_else(0)
+    return next(
+        (gpu for gpu in snapshot.gpus.devices if any(one.pid == pid for one in gpu.processes.or_else(()))), None
+    )
+
+
+def _others(snapshot: Snapshot, gpu: Gpu | None) -> Fact[int]:
+    if gpu is None:
+        return unknown("the driver was not asked which processes hold this GPU")
+    mine = {process.pid for process in snapshot.processes if not process.orphan.or_else(False)}
+    held = [one.memory_bytes for one in gpu.processes.or_else(()) if one.pid not in mine]
+    return combine(lambda *sizes: sum(sizes), *held, source="nvml") if held else Known(0, "nvml")

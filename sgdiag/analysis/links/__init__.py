@@ -1,0 +1,1 @@
+"""A model of the links between GPUs, which must first reproduce what was published."""

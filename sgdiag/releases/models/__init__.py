@@ -1,0 +1,1 @@
+"""Model configurations, as SGLang reads them to size its pools."""

@@ -1,0 +1,1 @@
+"""NCCL: its settings, its logs, its service."""

@@ -1,0 +1,1 @@
+"""What dead servers leave behind: processes, ports, shared memory."""
