@@ -39,7 +39,7 @@ def doctor(target: str | None, as_json: bool, **how: Any) -> None:
         for examination in examinations:
             _print_lines(examination)
     if not any(examination.saw_server for examination in examinations):
-        sys.exit(ExitCode.COULD_NOT_LOOK)
+        raise click.exceptions.Exit(ExitCode.COULD_NOT_LOOK)
 
 
 def _print_lines(examination: Examination) -> None:

@@ -33,10 +33,10 @@ def _reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             note(f"sgdiag lab: {error}")
             for line in error.detail:
                 note(f"    {line}")
-            raise SystemExit(ExitCode.COULD_NOT_LOOK) from None
+            raise click.exceptions.Exit(ExitCode.COULD_NOT_LOOK) from None
         except KeyboardInterrupt:
             note("sgdiag lab: interrupted")
-            raise SystemExit(ExitCode.INTERRUPTED) from None
+            raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
 
     return run
 
@@ -144,9 +144,9 @@ def load(
     else:
         _print_load(result)
     if result.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED)
     if result.wrong_tokens:
-        raise SystemExit(ExitCode.FAIL_FOUND)
+        raise click.exceptions.Exit(ExitCode.FAIL_FOUND)
 
 
 @lab.command()

@@ -49,7 +49,7 @@ def objects(
     finally:
         inspector.close()
     if all(each.problem for each in found):
-        raise SystemExit(ExitCode.COULD_NOT_LOOK)
+        raise click.exceptions.Exit(ExitCode.COULD_NOT_LOOK)
 
 
 def _print(found: RankLines) -> None:
