@@ -47,7 +47,7 @@ def test_a_wheel_works_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -
         result = subprocess.run(
             [
                 sys.executable,
-                "-P",
+                "-I",
                 "-c",
                 f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import sgdiag.cli as cli;"
                 f" assert cli.__file__.startswith({str(tmp_path)!r}); sys.argv = ['sgdiag', *{words!r}]; cli.main()",
