@@ -16,6 +16,7 @@ from sgdiag.releases.arguments import (
     VALUES,
     Watched,
 )
+from sgdiag.releases.logs.numbers import whole
 from sgdiag.rules.evidence import rank_label
 from sgdiag.rules.registry import rule
 
@@ -113,13 +114,13 @@ def _capacities(snapshot: Snapshot, asked: dict[str, str]) -> Iterator[_Change]:
     """What memory or other limits made smaller than asked for, on the rank that has least."""
     workers = snapshot.server.dp_size.or_else(1)
     page = max([1, *(rank.kv.page_size_tokens.or_else(1) for rank in snapshot.ranks)])
-    tokens, requests = _number(asked.get("max_total_tokens")), _number(asked.get("max_running_requests"))
+    tokens, requests = whole(asked.get("max_total_tokens")), whole(asked.get("max_running_requests"))
     where, capacity = _least(snapshot, lambda rank: rank.kv.capacity_tokens)
     # SGLang rounds the pool down to whole pages.
     yield from _less(MAX_TOTAL_TOKENS, where, tokens and tokens // page * page, capacity)
     where, limit = _least(snapshot, lambda rank: rank.max_running_requests)
     yield from _less(MAX_RUNNING_REQUESTS, where, requests and requests // workers, limit)
-    graphs, largest = target_graphs(snapshot.graphs), _number(asked.get("cuda_graph_max_bs"))
+    graphs, largest = target_graphs(snapshot.graphs), whole(asked.get("cuda_graph_max_bs"))
     if graphs is not None and largest and graphs.sizes_unit == "requests":
         limits = [rank.max_running_requests.or_else(largest) for rank in snapshot.ranks]
         wanted = min([largest, *limits])
@@ -140,7 +141,3 @@ def _least(snapshot: Snapshot, pick: Callable[[Rank], Fact[int]]) -> tuple[str, 
 def _less(argument: Watched, where: str, asked: int | None, runs: Fact[int]) -> Iterator[_Change]:
     if asked and isinstance(runs, Known) and 0 < runs.value < asked:
         yield _Change(argument, f"{where}: {_flag(argument)} asked for {asked:,}, {runs.value:,} runs", runs.source)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None

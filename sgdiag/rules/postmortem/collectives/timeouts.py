@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from sgdiag.model import Advice, Finding, Incident, Sighting
+from sgdiag.releases.logs.numbers import whole
 from sgdiag.rules.postmortem.collectives.shared import waited, without_peer_to_peer
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
@@ -62,18 +63,14 @@ def _work(incident: Incident) -> _Work:
     fields: dict[str, str] = {}
     for one in incident.seen(*_TIMEOUT_SIGNS, "nccl-work"):
         fields = {**one.fields, **fields}
-    timeout_ms = _number(fields, "timeout_ms")
+    timeout_ms = whole(fields.get("timeout_ms"))
     return _Work(
-        seq=_number(fields, "seq"),
+        seq=whole(fields.get("seq")),
         op=fields.get("op", "").strip("_"),
-        numel_in=_number(fields, "numel_in"),
-        numel_out=_number(fields, "numel_out"),
+        numel_in=whole(fields.get("numel_in")),
+        numel_out=whole(fields.get("numel_out")),
         timeout_s=timeout_ms / 1000 if timeout_ms is not None else None,
     )
-
-
-def _number(fields: dict[str, str], name: str) -> int | None:
-    return int(fields[name]) if name in fields else None
 
 
 def _logits(work: _Work) -> tuple[int, int, int] | None:

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias
 
 from sgdiag.model import Evidence, Incident, Known, Sighting, Spot
+from sgdiag.releases.logs import numbers
 from sgdiag.releases.signs.speculation import SPECULATIVE_NAMES
 
 Link: TypeAlias = Literal["frames", "server", "unknown", "apart"]
@@ -40,16 +41,12 @@ def setting(incident: Incident) -> Setting:
     running = [rank.running_requests.or_else(None) or 0 for rank in incident.snapshot.ranks]
     return Setting(
         algorithm=algorithm.upper() if algorithm and algorithm != "none" else None,
-        steps=speculation.steps.or_else(_whole(flags.get("num-steps"))),
-        draft_tokens=speculation.draft_tokens.or_else(_whole(flags.get("num-draft-tokens"))),
-        topk=speculation.topk.or_else(_whole(flags.get("eagle-topk"))),
+        steps=speculation.steps.or_else(numbers.whole(flags.get("num-steps"))),
+        draft_tokens=speculation.draft_tokens.or_else(numbers.whole(flags.get("num-draft-tokens"))),
+        topk=speculation.topk.or_else(numbers.whole(flags.get("eagle-topk"))),
         requests=max(running, default=0) or None,
         eagle3="eagle3" in f"{algorithm} {drafts} {frames}".lower(),
     )
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
 
 
 def link(incident: Incident, spot: Spot) -> Link:
