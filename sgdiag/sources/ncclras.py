@@ -104,7 +104,7 @@ def _listening(pid: int, proc: ProcFs) -> frozenset[int] | None:
     """None where the process may not be looked into."""
     try:
         inodes = proc.socket_inodes(pid)
-        return frozenset(port for inode, port in proc.listening(pid).items() if inode in inodes)
+        return frozenset(each.port for inode, each in proc.listening(pid).items() if inode in inodes)
     except PermissionError:
         return None
     except OSError:

@@ -16,7 +16,7 @@ from sgdiag.sources.cmdline import CommandLine
 from sgdiag.sources.installed import find_release
 from sgdiag.sources.kernels_from import Software, find_software
 from sgdiag.sources.permissions import explain
-from sgdiag.sources.procfs import Environment, ProcFs, parse_container, parse_environ, parse_interfaces
+from sgdiag.sources.procfs import Environment, Listening, ProcFs, parse_container, parse_environ, parse_interfaces
 from sgdiag.sources.proctree import Member, ServerProcesses
 
 _MAX_TITLE = 4096
@@ -31,7 +31,7 @@ class Describer:
     def __init__(self, proc: ProcFs, boot_time: float) -> None:
         self._proc = proc
         self._boot_time = boot_time
-        self._listening: dict[str, Mapping[int, int]] = {}
+        self._listening: dict[str, Mapping[int, Listening]] = {}
 
     def process(self, member: Member, server: ServerProcesses) -> Process:
         """All but what ``ProcessSource`` takes from each new ``/proc/PID/stat``."""
@@ -114,7 +114,7 @@ class Describer:
         if namespace not in self._listening:
             self._listening[namespace] = self._proc.listening(pid)
         listening = self._listening[namespace]
-        return tuple(sorted({listening[inode] for inode in inodes & listening.keys()}))
+        return tuple(sorted({listening[inode].port for inode in inodes & listening.keys()}))
 
     def _started_with(self, pid: int) -> Fact[Environment]:
         return self._fact(pid, "environ", lambda: parse_environ(self._proc.read(pid, "environ", 1 << 20)))

@@ -135,17 +135,24 @@ def parse_environ(data: bytes) -> Environment:
     return Environment(variables, whole=b"=" in data.split(b"\0", 1)[0] or not data)
 
 
-def parse_listening(text: str) -> dict[int, int]:
-    """Socket inode to port of the listening sockets in ``/proc/PID/net/tcp`` or ``tcp6``."""
-    ports: dict[int, int] = {}
+class Listening(msgspec.Struct, frozen=True):
+    """A listening socket: its TCP port and the user that it belongs to."""
+
+    port: int
+    uid: int
+
+
+def parse_listening(text: str) -> dict[int, Listening]:
+    """The listening sockets in ``/proc/PID/net/tcp`` or ``tcp6``, by inode."""
+    found: dict[int, Listening] = {}
     for line in text.split("\n")[1:]:
         fields = line.split()
         if len(fields) < 10 or fields[3] != _LISTEN:
             continue
-        port, inode = fields[1].rsplit(":", 1)[-1], fields[9]
-        if re.fullmatch(r"[0-9A-Fa-f]{4}", port) and inode.isascii() and inode.isdigit():
-            ports[int(inode)] = int(port, 16)
-    return ports
+        port, uid, inode = fields[1].rsplit(":", 1)[-1], fields[7], fields[9]
+        if re.fullmatch(r"[0-9A-Fa-f]{4}", port) and all(text.isascii() and text.isdigit() for text in (uid, inode)):
+            found[int(inode)] = Listening(int(port, 16), int(uid))
+    return found
 
 
 def parse_interfaces(text: str) -> tuple[str, ...]:
@@ -246,12 +253,12 @@ class ProcFs:
                     inodes.add(int(target[8:-1]))
         return frozenset(inodes)
 
-    def listening(self, pid: int) -> Mapping[int, int]:
-        """Socket inode to port of everything that listens in the network namespace of a process."""
-        ports = parse_listening(self.text(pid, "net/tcp"))
+    def listening(self, pid: int) -> Mapping[int, Listening]:
+        """Everything that listens in the network namespace of a process, by socket inode."""
+        found = parse_listening(self.text(pid, "net/tcp"))
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            ports |= parse_listening(self.text(pid, "net/tcp6"))
-        return ports
+            found |= parse_listening(self.text(pid, "net/tcp6"))
+        return found
 
 
 def read_bounded(path: str | Path, limit: int) -> bytes:

@@ -27,9 +27,10 @@ from sgdiag.analysis.leftovers import (
 from sgdiag.model import Fact, Finding, Gpu, GpuProcess, Gpus, Known, Process, Snapshot, unknown
 from sgdiag.releases.leftovers import parse_segment, ports_of, run_id
 from sgdiag.rules import evaluate
-from sgdiag.sources.leftovers.ports import Listening, parse_tcp, parse_unix
+from sgdiag.sources.leftovers.ports import parse_unix
 from sgdiag.sources.leftovers.segments import find_segments, parse_mapped
 from sgdiag.sources.leftovers.survey import survey, user_name
+from sgdiag.sources.procfs import Listening, parse_listening
 from tests.unit.procfs_tree import SESSION, SPAWNED, TRACKER, Tree
 
 ME = os.geteuid()
@@ -102,7 +103,7 @@ ffff: 00000002 00000000 00010000 0001 01 5004
 
 
 def test_only_listening_sockets_count() -> None:
-    assert parse_tcp(TCP) == {4711: Listening(30000, 1000)}
+    assert parse_listening(TCP) == {4711: Listening(30000, 1000)}
     assert parse_unix(UNIX) == {5001: "/tmp/tmp one"}
 
 
@@ -119,7 +120,7 @@ def test_mapped_segments_are_told_by_device_and_inode() -> None:
 
 @given(st.text())
 def test_parsers_take_any_text(text: str) -> None:
-    parse_tcp("\n" + text)
+    parse_listening("\n" + text)
     parse_unix("\n" + text)
     parse_mapped(text, frozenset(text.split()))
     parse_segment(text)

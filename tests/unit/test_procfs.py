@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sgdiag.sources.procfs import (
     PAGE_BYTES,
+    Listening,
     ProcFs,
     parse_cmdline,
     parse_container,
@@ -65,7 +66,7 @@ def test_listening_ports_of_this_process_are_found_by_its_sockets() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         proc = ProcFs()
         listening = proc.listening(os.getpid())
-        ports = {listening[inode] for inode in proc.socket_inodes(os.getpid()) & listening.keys()}
+        ports = {listening[inode].port for inode in proc.socket_inodes(os.getpid()) & listening.keys()}
         assert server.getsockname()[1] in ports
 
 
@@ -148,7 +149,7 @@ def test_listening_keeps_listening_sockets_of_both_families() -> None:
         "   2: 00000000000000000000000000000000:1F90 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 216 1 0\n"
         "   3: nonsense\n"
     )
-    assert parse_listening(text) == {215: 30100, 216: 8080}
+    assert parse_listening(text) == {215: Listening(30100, 0), 216: Listening(8080, 0)}
 
 
 def test_mapped_files_leave_out_deleted_ones_and_memory() -> None:

@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import NamedTuple
 
 from sgdiag.model import Fact, Known, unknown
 from sgdiag.sources.permissions import explain
-from sgdiag.sources.procfs import ProcFs
+from sgdiag.sources.procfs import Listening, ProcFs, parse_listening
 
-_LISTEN = "0A"
 _UNIX_LISTENING = 1 << 16  # __SO_ACCEPTCON, in the flags of /proc/net/unix
-
-
-class Listening(NamedTuple):
-    """A listening socket: its TCP port and the user that it belongs to."""
-
-    port: int
-    uid: int
-
-
-def parse_tcp(text: str) -> dict[int, Listening]:
-    """Socket inode to port and owner of the listening sockets in ``/proc/net/tcp`` or ``tcp6``."""
-    found: dict[int, Listening] = {}
-    for line in text.split("\n")[1:]:
-        fields = line.split()
-        if len(fields) < 10 or fields[3] != _LISTEN:
-            continue
-        try:
-            found[int(fields[9])] = Listening(int(fields[1].rsplit(":", 1)[-1], 16), int(fields[7]))
-        except ValueError:
-            continue
-    return found
 
 
 def parse_unix(text: str) -> dict[int, str]:
@@ -57,7 +34,7 @@ class Sockets:
         self._tcp: dict[int, Listening] = {}
         self._unix: dict[int, str] = {}
         for name in ("net/tcp", "net/tcp6"):
-            self._tcp |= parse_tcp(self._text(name))
+            self._tcp |= parse_listening(self._text(name))
         self._unix = parse_unix(self._text("net/unix"))
 
     def _text(self, name: str) -> str:
