@@ -23,8 +23,9 @@ def explain_logs(paths: Sequence[str]) -> tuple[Incident, tuple[Finding, ...]]:
     findings = explain(incident)
     if whole is None or _explained(findings):
         return incident, findings
-    again = explain(whole)
-    return (whole, again) if _explained(again) else (incident, findings)
+    joined = whole()
+    again = explain(joined)
+    return (joined, again) if _explained(again) else (incident, findings)
 
 
 def _explained(findings: tuple[Finding, ...]) -> bool:

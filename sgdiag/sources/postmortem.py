@@ -75,23 +75,26 @@ def read(paths: Sequence[str]) -> Incident:
     return read_both(paths)[0]
 
 
-def read_both(paths: Sequence[str]) -> tuple[Incident, Incident | None]:
-    """What ``read`` returns, and the same once more with wrapped lines made whole.
+def read_both(paths: Sequence[str]) -> tuple[Incident, Callable[[], Incident] | None]:
+    """What ``read`` returns, and how to read the same once more with wrapped lines made whole.
 
-    The second is the same as if the lines that a terminal or an editor has wrapped were whole; None for long logs, and
+    That second look is as if the lines that a terminal or an editor has wrapped were whole; None for long logs, and
     where none look wrapped. Raises SourceError as ``read`` does.
     """
     paths = list(dict.fromkeys(paths))
     names = _names(paths)
     files = [_read(path, name, _pieces(path)) for path, name in zip(paths, names, strict=True)]
-    whole = [_read(file.path, name, [unwrapped(file.text)]) for file, name in zip(files, names, strict=True)]
-    if any(not file.text for file in files) or all(a.text == b.text for a, b in zip(files, whole, strict=True)):
+    texts = [unwrapped(file.text) for file in files]
+    if any(not file.text for file in files) or all(a.text == b for a, b in zip(files, texts, strict=True)):
         return _incident(files), None
-    second = _incident(whole)
+
+    def whole() -> Incident:
+        return _incident([_read(path, name, [text]) for path, name, text in zip(paths, names, texts, strict=True)])
+
     try:
-        return _incident(files), second
+        return _incident(files), whole
     except SourceError:
-        return second, None
+        return whole(), None
 
 
 def incident_of(text: bytes) -> Incident:

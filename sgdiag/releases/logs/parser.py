@@ -106,7 +106,10 @@ class LogParser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events of the lines that end in ``chunk``."""
-        lines = self._splitter.feed(chunk)
+        return self.take(self._splitter.feed(chunk))
+
+    def take(self, lines: list[bytes]) -> list[Event]:
+        """The events of lines that somebody else has split; such a parser is not fed."""
         events: list[Event] = []
         first, looked_at = self.lines + 1, 0
         for number, line in enumerate(lines, first):

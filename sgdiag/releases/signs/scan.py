@@ -217,12 +217,13 @@ class Scan:
 
     def feed(self, chunk: bytes) -> None:
         self.names_sglang = self.names_sglang or b"sglang" in chunk.lower()
-        self._take(self._splitter.feed(chunk), self._parser.feed(chunk))
+        lines = self._splitter.feed(chunk)
+        self._take(lines, self._parser.take(lines))
 
     def finish(self) -> None:
         """To be called once, after the last piece."""
         rest = self._splitter.feed(b"\n") if self._splitter.unfinished else []
-        self._take(rest, self._parser.finish())
+        self._take(rest, [*self._parser.take(rest), *self._parser.finish()])
         self._close_traceback()
 
     def _take(self, lines: list[bytes], events: list[Event]) -> None:
