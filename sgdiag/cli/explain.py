@@ -76,4 +76,4 @@ def _balance(incident: Incident) -> None:
     rank = tightest(incident.snapshot.ranks)
     if rank is not None and isinstance(rank.memory.free_after_load_bytes, Known):
         click.echo()
-        print_budgets(incident.snapshot, [budget_of(incident.snapshot, rank)], [])
+        print_budgets(incident.snapshot, [budget_of(incident.snapshot, rank)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from sgdiag.model.errors import SgdiagError
 if TYPE_CHECKING:
     from sgdiag.analysis.kv.budget import Budget
     from sgdiag.analysis.kv.whatif import Change, Outcome
-    from sgdiag.model import Rank, Snapshot
+    from sgdiag.model import Fact, Rank, Snapshot
 
 FIRST_READ_S = 2.5
 """How long the first readings may take: the log of a long run takes longest."""
@@ -45,12 +46,26 @@ def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: b
     snapshot = _look(target, how)
     budgets = _budgets(snapshot, label, target)
     outcomes = _outcomes(snapshot, budgets, changes)
+    slot = _slot_by_config(snapshot)
     if as_json:
-        click.echo(msgspec.json.encode({"budgets": budgets, "what_if": outcomes}))
+        click.echo(msgspec.json.encode({"budgets": budgets, "what_if": outcomes, "slot_bytes_by_config": slot}))
         return
     from sgdiag.cli.kv_screen import print_budgets
 
-    print_budgets(snapshot, budgets, outcomes)
+    print_budgets(snapshot, budgets, outcomes, slot)
+
+
+def _slot_by_config(snapshot: Snapshot) -> Fact[int]:
+    """Bytes of one token slot on one rank by the model's own configuration, where its files are on this host."""
+    from sgdiag.model import Known, unknown
+    from sgdiag.sources.model_plan import cell_size_at
+
+    args = snapshot.server.args
+    if not isinstance(args, Known) or not args.value.get("model_path"):
+        return unknown("the server's arguments are not known")
+    environment = snapshot.collectives.environment.or_else({})
+    release = snapshot.server.release.or_else("")
+    return cell_size_at(str(args.value["model_path"]), args.value, release, {**os.environ, **environment})
 
 
 def _look(target: str | None, how: dict[str, Any]) -> Snapshot:

@@ -13,7 +13,7 @@ from sgdiag.analysis.kv.base import Span, minimum_by_gpu
 from sgdiag.analysis.kv.budget import Budget
 from sgdiag.analysis.kv.terms import ALWAYS, Term
 from sgdiag.analysis.kv.whatif import Outcome
-from sgdiag.model import Fact, Known, Snapshot, Unknown
+from sgdiag.model import NOT_ASKED, Fact, Known, Snapshot, Unknown
 
 _WIDTH, _LABEL, _SIZE, _BAR_WIDTH = 80, 28, 9, 76
 
@@ -28,13 +28,16 @@ _SHARES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _STYLES = {"left": "bold", "before": "dim", "slack": "yellow", "budget": "", "later": ""}
 
 
-def print_budgets(snapshot: Snapshot, budgets: Sequence[Budget], outcomes: Sequence[Outcome]) -> None:
-    """Prints each budget and, below it, what the changed flags would make of it."""
+def print_budgets(
+    snapshot: Snapshot, budgets: Sequence[Budget], outcomes: Sequence[Outcome] = (), slot: Fact[int] = NOT_ASKED
+) -> None:
+    """Prints each budget and, below it, what the changed flags would make of it; ``slot`` is the size in bytes of a
+    token slot by the model's configuration."""
     console = Console(highlight=False, soft_wrap=True)
     for number, budget in enumerate(budgets):
         if number:
             console.print()
-        for line in _budget(snapshot, budget):
+        for line in _budget(snapshot, budget, slot):
             console.print(line)
         if outcomes:
             console.print()
@@ -42,7 +45,7 @@ def print_budgets(snapshot: Snapshot, budgets: Sequence[Budget], outcomes: Seque
                 console.print(line)
 
 
-def _budget(snapshot: Snapshot, budget: Budget) -> Iterable[Text]:
+def _budget(snapshot: Snapshot, budget: Budget, slot: Fact[int]) -> Iterable[Text]:
     sizes = {"dp_size": snapshot.server.dp_size.or_else(1), "pp_size": snapshot.server.pp_size.or_else(1)}
     fraction = _ratio(budget.fraction_ratio)
     rank = budget.rank.label(**sizes)
@@ -59,7 +62,7 @@ def _budget(snapshot: Snapshot, budget: Budget) -> Iterable[Text]:
         yield Text(bar)
         yield Text("  ".join([*(f"{mark} {name}" for mark, name, _ in _SHARES), "· free"]), "dim")
     yield Text()
-    yield from _comparison(budget)
+    yield from _comparison(budget, slot)
     yield from _fractions(budget)
     missing = [term.label for term in budget.terms if isinstance(term.bytes, Unknown) and term.id in ALWAYS]
     for number, part in enumerate(textwrap.wrap(", ".join(missing), _WIDTH - _LABEL)):
@@ -89,7 +92,7 @@ def _bar(budget: Budget) -> str:
     return bar[:_BAR_WIDTH].ljust(_BAR_WIDTH, "·")
 
 
-def _comparison(budget: Budget) -> Iterable[Text]:
+def _comparison(budget: Budget, slot: Fact[int]) -> Iterable[Text]:
     rest, span = budget.predicted_rest_bytes, budget.predicted_rest_span_bytes
     between = ""
     if isinstance(span, Known) and span.value.high - span.value.low > 1:
@@ -102,6 +105,8 @@ def _comparison(budget: Budget) -> Iterable[Text]:
     if isinstance(tokens, Known):
         each = f", {cell.value:,.0f} bytes each" if isinstance(cell, Known) else ""
         yield _line("token slots", f"{count(tokens.value)}{each}")
+    if isinstance(slot, Known):
+        yield _line("by the configuration", f"{slot.value:,} bytes each", why=slot.source)
 
 
 def _fractions(budget: Budget) -> Iterable[Text]:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from sgdiag.cli import cli
 from sgdiag.cli.kv import kv
 from sgdiag.model.errors import SgdiagError
+from tests.unit.made_models import DENSE, write_model
 
 STAMP = "[2026-04-05 06:07:08"
 
@@ -71,6 +72,16 @@ def test_the_bar_has_a_part_for_each_purpose(log: Path) -> None:
     bar = next(line for line in run(log).output.splitlines() if line.startswith("██"))
     assert len(bar) == 76
     assert [bar.count(mark) for mark in "█▒░·"] == [19, 41, 4, 12]
+
+
+def test_the_models_files_tell_the_size_of_a_slot(log: Path, tmp_path: Path) -> None:
+    assert "by the configuration" not in run(log).output
+    model = write_model(tmp_path / "model", DENSE)
+    log.write_text(log.read_text().replace("/models/m", str(model)))
+    told = json.loads(run("--json", log).output)["slot_bytes_by_config"]
+    # 32 layers, keys and values, 4 of the 8 heads on each of two ranks, 128 numbers of 2 bytes.
+    assert told == {"is": "known", "value": 65536, "source": "config.json:LlamaForCausalLM", "how": "derived"}
+    assert "by the configuration    65,536 bytes each" in run(log).output
 
 
 def test_there_is_no_bar_where_most_of_it_would_look_free(tmp_path: Path) -> None:

@@ -65,9 +65,6 @@ SPARSE_INDEX = {
 INDEX_SKIPPING_SINCE = "0.5.18"
 """From here on layers that reuse the previous layer's choice of tokens keep no index."""
 
-INDEX_BLOCK = 128
-INDEX_SCALE_BYTES = 4
-
 SLIDING_WINDOW = {
     "BeamForCausalLM": "0.5.23",
     "EmbeddingGemma2Model": "0.5.22",
