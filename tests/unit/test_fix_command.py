@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,7 @@ def test_what_a_release_can_do_itself_is_printed(run: Run, site: Path) -> None:
     refused(run("apply-fix", "breaks", "--sglang", site), 3, "there is none for SGLang 0.5.12, but for 0.5.23")
 
 
+@pytest.mark.skipif(shutil.which("patch") is None, reason="GNU patch is not installed")
 def test_an_exported_patch_applies_with_gnu_patch(run: Run, site: Path, tmp_path: Path) -> None:
     exported = run("apply-fix", "good", "--export", tmp_path / "out", "--release", RELEASE)
     assert exported.code == 0
