@@ -157,24 +157,33 @@ class Frames:
             state = self._peek_word(state + runtime.thread_next)
         return found[::-1]
 
-    def _chain(self, thread: int) -> list[_RawFrame]:
-        """The frames as they stand, innermost first; one read each, so that the walk is over soon."""
-        runtime, form, modern = self._objects.layout.runtime, self._objects.layout.frames, self._is_modern
+    def _walk(self, thread: int) -> Iterator[tuple[int, bytes]]:
+        """Address and first bytes of each frame as it stands, innermost first; one read each, to be over soon."""
+        runtime, form = self._objects.layout.runtime, self._objects.layout.frames
         frame = self._peek_word(thread + runtime.thread_frame)
         if frame and runtime.thread_frame_indirect >= 0:
             frame = self._peek_word(frame + runtime.thread_frame_indirect)
         window = _Window(self._objects.peek, max(form.code, form.previous, form.instruction) + 8)
-        found: list[_RawFrame] = []
-        while frame:
-            if len(found) >= _MAX_FRAMES or not 0x1000 < frame < ADDRESS_LIMIT:
-                raise TornError("a stack without an end")
+        previous, mask = form.previous, ~form.tag_mask
+        for _ in range(_MAX_FRAMES):
+            if not frame:
+                return
+            if not 0x1000 < frame < ADDRESS_LIMIT:
+                break
             data = window.at(frame)
+            yield frame, data
+            frame = _word(data, previous)[0] & mask
+        raise TornError("a stack without an end")
+
+    def _chain(self, thread: int) -> list[_RawFrame]:
+        form, modern = self._objects.layout.frames, self._is_modern
+        found: list[_RawFrame] = []
+        for frame, data in self._walk(thread):
             if modern:
                 instruction = _word(data, form.instruction)[0]
             else:
                 instruction = struct.unpack_from("<i", data, form.instruction)[0]
             found.append(_RawFrame(frame, _word(data, form.code)[0] & ~form.tag_mask, instruction))
-            frame = _word(data, form.previous)[0] & ~form.tag_mask
         return found
 
     @property
@@ -290,7 +299,7 @@ class Frames:
                     for raw, code in self._outermost_first(state):
                         if function in (code.name, code.qualified_name):
                             seen = True
-                            address = self._variable(raw, code, variable)
+                            address = self._variable(raw.address, code, variable)
                             found = Local(address, code.qualified_name, variable, state.address, raw.address, raw.code)
                             if address and self.still_holds(found):
                                 return found
@@ -306,12 +315,12 @@ class Frames:
         except UnreadableError:
             return
 
-    def _variable(self, raw: _RawFrame, code: _Code, variable: str) -> int:
+    def _variable(self, frame: int, code: _Code, variable: str) -> int:
         form = self._objects.layout.frames
         for i, name in enumerate(code.variables):
             if name != variable:
                 continue
-            address = self._peek_word(raw.address + form.locals + 8 * i) & ~form.tag_mask
+            address = self._peek_word(frame + form.locals + 8 * i) & ~form.tag_mask
             # 3.10 lists an argument that is captured twice, and its first place is empty.
             if address:
                 with contextlib.suppress(AbsentError):
@@ -322,10 +331,13 @@ class Frames:
         """Whether the call that a variable was found in still runs and still has the same object in it."""
 
         def look() -> bool:
-            for raw in self._chain(local.thread):
-                if (raw.address, raw.code) == (local.frame, local.code):
-                    code = self._code(raw.code)
-                    return code is not None and self._variable(raw, code, local.variable) == local.address
+            for frame, data in self._walk(local.thread):
+                if frame == local.frame:
+                    form = self._objects.layout.frames
+                    if _word(data, form.code)[0] & ~form.tag_mask != local.code:
+                        return False
+                    code = self._code(local.code)
+                    return code is not None and self._variable(frame, code, local.variable) == local.address
             return False
 
         for attempt in range(_HOLD_TRIES):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
+import itertools
 import os
 import struct
 import time
@@ -194,26 +195,27 @@ class Batch:
         self._buffer = ctypes.create_string_buffer(max(self.size, 1))
         self._view = memoryview(self._buffer).cast("B")
         self._at = ctypes.addressof(self._buffer)
-        flat = [number for block in self.blocks for number in block]
-        self._vector = ctypes.create_string_buffer(struct.pack(f"<{len(flat)}Q", *flat))
+        flat = struct.pack(f"<{2 * len(self.blocks)}Q", *itertools.chain.from_iterable(self.blocks))
+        self._vector = ctypes.create_string_buffer(flat)
         self._vector_at = ctypes.addressof(self._vector)
-        self._offsets = [0]
-        for _, size in self.blocks:
-            self._offsets.append(self._offsets[-1] + size)
 
     def read(self) -> bytes | list[bytes | None]:
         """All blocks joined; or, if one cannot be read any more, each block for itself with None for those."""
         memory = self._memory
         if memory.uses_proc_mem:
             return self._read_singly()
+        start = 0
         for first in range(0, len(self.blocks), _IOV_MAX):
             count = min(_IOV_MAX, len(self.blocks) - first)
-            start, end = self._offsets[first], self._offsets[first + count]
-            local = struct.pack("<QQ", self._at + start, end - start)
+            size = (
+                self.size if count == len(self.blocks) else sum(size for _, size in self.blocks[first : first + count])
+            )
+            local = struct.pack("<QQ", self._at + start, size)
             got = _readv(memory.process.pid, local, 1, self._vector_at + 16 * first, count, 0)
             memory.calls += 1
-            if got != end - start:
+            if got != size:
                 return self._read_singly()
+            start += size
         memory.bytes_read += self.size
         return bytes(self._view[: self.size])
 
@@ -228,5 +230,5 @@ class Batch:
 
     def split(self, joined: bytes) -> list[bytes]:
         """What ``read`` returned as one, block by block."""
-        offsets = self._offsets
-        return [joined[offsets[i] : offsets[i + 1]] for i in range(len(self.blocks))]
+        ends = list(itertools.accumulate(size for _, size in self.blocks))
+        return [joined[end - size : end] for (_, size), end in zip(self.blocks, ends, strict=True)]

@@ -192,30 +192,29 @@ class _Comparison:
     """All blocks that a group relies on, as one batched read."""
 
     def __init__(self, recorder: Recorder, nodes: Sequence[_Node], epoch_nodes: int) -> None:
-        users: dict[tuple[Block, bytes], list[int]] = {}
-        for i, node in enumerate(nodes):
-            for block, data in node.blocks.items():
-                users.setdefault((block, data), []).append(i)
-        epoch = [key for key, found in users.items() if found[0] < epoch_nodes]
+        blocks: dict[Block, bytes] = {}
+        for node in nodes[:epoch_nodes]:
+            blocks.update(node.blocks)
+        epoch = list(blocks)
+        for node in nodes[epoch_nodes:]:
+            blocks.update(node.blocks)
+        self._nodes = nodes
+        # Of two nodes that saw the same block differently, one has an old look at it.
+        self._outdated = {i for i, node in enumerate(nodes) if not node.blocks.items() <= blocks.items()}
         # The epoch comes first in the dict already; looking at it last, too, frames all the rest.
-        keys = [*users, *epoch]
-        self._users = [users[key] for key in keys]
-        self._data = [data for _, data in keys]
-        self._expected = b"".join(self._data)
-        self._batch = Batch(recorder.memory, [block for block, _ in keys])
+        self._keys = [*blocks, *epoch]
+        self._expected = b"".join([*blocks.values(), *(blocks[key] for key in epoch)])
+        self._batch = Batch(recorder.memory, self._keys)
 
     def changed(self) -> set[int]:
         """The nodes whose memory is not what it was."""
         found = self._batch.read()
         if found == self._expected:
-            return set()
+            return set(self._outdated)
         pieces = self._batch.split(found) if isinstance(found, bytes) else found
-        return {
-            node
-            for users, data, piece in zip(self._users, self._data, pieces, strict=True)
-            if piece != data
-            for node in users
-        }
+        expected = self._batch.split(self._expected)
+        moved = {key for key, data, piece in zip(self._keys, expected, pieces, strict=True) if piece != data}
+        return self._outdated | {i for i, node in enumerate(self._nodes) if not moved.isdisjoint(node.blocks)}
 
 
 class Collector:

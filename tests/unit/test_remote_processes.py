@@ -260,8 +260,12 @@ def test_another_user_may_not_read(foreign_target: Target) -> None:
 def test_without_permission_the_reader_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(pythons()[0], "changing") as target:
 
+        genuine = os.open
+
         def refuse(path: str, flags: int) -> int:
-            raise PermissionError(13, "Permission denied", path)
+            if path.endswith("/mem"):
+                raise PermissionError(13, "Permission denied", path)
+            return genuine(path, flags)
 
         monkeypatch.setattr("sgdiag.remote.memory.os.open", refuse)
         with pytest.raises(NotPermittedError, match="may not be read"):

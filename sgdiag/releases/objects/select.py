@@ -49,8 +49,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One row in one release; see ``form.Row`` for the fields of the same names.
 
     ``paths`` are to be tried in order: at most one of them fits, since they differ in the classes on their way. None
-    of them: ``reason`` says why. ``opaque`` gives, for a class met on the way, the reason why there is nothing to be
-    read behind it.
+    of them: ``reason`` says why. ``texts`` are the same as a reader takes them: ``len(scheduler.waiting_queue)``.
+    ``opaque`` gives, for a class met on the way, the reason why there is nothing to be read behind it.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit
     times: str
     paths: tuple[Path, ...]
+    texts: tuple[str, ...]
     reason: str = ""
     instead: str = ""
     opaque: dict[str, str] = {}
@@ -70,11 +71,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> tuple[str, ...]:
         """The places in a Snapshot that the value is meant for."""
         return tuple(filter(None, (self.field, self.also)))
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The paths as a reader takes them: ``len(scheduler.waiting_queue)``."""
-        return tuple(f"len({path.text})" if self.read == "length" else path.text for path in self.paths)
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +143,8 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 def _entry(row: Row, numbers: tuple[int, ...]) -> Entry:
-    paths = (_within(place.path, numbers) for place in row.alternatives if holds(numbers, place.since, place.until))
+    within = (_within(place.path, numbers) for place in row.alternatives if holds(numbers, place.since, place.until))
+    paths = tuple(path for path in within if path)
     absences = [absence for absence in row.absences if holds(numbers, absence.since, absence.until)]
     everywhere = [absence for absence in absences if not absence.only_for]
     return Entry(
@@ -159,7 +156,8 @@ def _entry(row: Row, numbers: tuple[int, ...]) -> Entry:
         also=row.also,
         unit=row.unit,
         times=row.times,
-        paths=tuple(path for path in paths if path),
+        paths=paths,
+        texts=tuple(f"len({path.text})" if row.read == "length" else path.text for path in paths),
         reason=everywhere[0].reason if everywhere else "",
         instead=next((absence.instead for absence in absences if absence.instead), ""),
         opaque=_opaque(absences, numbers),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -20,6 +20,7 @@ from sgdiag.remote import (
     NotPermittedError,
     Reader,
     RemoteError,
+    Snapshot,
     Statistics,
     Status,
 )
@@ -67,7 +68,7 @@ class SchedulerProcess:
         try:
             self.release = self._own_release() or release()
             self.schema: Schema = schema(self.release.or_else(""))
-            self._groups = {name: _groups(entries, self._epoch(name)) for name, entries in parts(self.schema).items()}
+            self._parts = {name: _parts(entries, self._epoch(name)) for name, entries in parts(self.schema).items()}
             self.has_root = False
             self.find_roots()
         except BaseException:
@@ -110,11 +111,11 @@ class SchedulerProcess:
         observations: dict[str, Observation] = {}
         statistics: list[Statistics] = []
         complete = True
-        for group, entries in self._groups[name]:
-            snapshot = self.reader.read(group, attempts=ATTEMPTS, budget_s=budget_s)
+        for part in self._parts[name]:
+            found, snapshot = part.read(self.reader, budget_s, self._clock)
             complete &= snapshot.complete
             statistics.append(snapshot.statistics)
-            observations |= observe_all(entries, snapshot.results, self._clock())
+            observations |= found
         if name == "hot":
             # A scheduler always has its counter: without, the call that held the scheduler has ended.
             self.has_root = observations[EPOCH].status is not Status.ABSENT
@@ -122,7 +123,7 @@ class SchedulerProcess:
 
     @property
     def group_names(self) -> tuple[GroupName, ...]:
-        return tuple(self._groups)
+        return tuple(self._parts)
 
     def group(self, paths: tuple[str, ...]) -> Group:
         """Any paths as a group; the same one each time, since it remembers. Raises PathError."""
@@ -180,15 +181,43 @@ def parts(chosen: Schema) -> dict[GroupName, tuple[Entry, ...]]:
     return found
 
 
-def _groups(entries: tuple[Entry, ...], epoch: str | None) -> list[tuple[Group, tuple[Entry, ...]]]:
+class _Part:
+    """Entries that are read together, along as few of their paths as will do.
+
+    What an object is decides which of an entry's paths is there, so that the others need not be asked for each time.
+    """
+
+    def __init__(self, entries: tuple[Entry, ...], epoch: str | None, depth: int) -> None:
+        self._entries = entries
+        self._epoch = epoch
+        self._limits = Limits(depth=depth, items=4096, characters=4096, objects=16384, tensor_elements=0)
+        self._all = self._chosen = self._group({entry.name: entry.texts for entry in entries})
+        self._paths: dict[str, str] = {}
+
+    def _group(self, paths: Mapping[str, tuple[str, ...]]) -> Group:
+        return Group([text for texts in paths.values() for text in texts], epoch=self._epoch, limits=self._limits)
+
+    def read(
+        self, reader: Reader, budget_s: float, clock: Callable[[], float]
+    ) -> tuple[dict[str, Observation], Snapshot]:
+        """What was found, and the read that found it."""
+        snapshot = reader.read(self._chosen, attempts=ATTEMPTS, budget_s=budget_s)
+        found = observe_all(self._entries, snapshot.results, clock())
+        there = {name: one.path for name, one in found.items() if one.status is not Status.ABSENT}
+        if self._chosen is not self._all and not self._paths.keys() <= there.keys():
+            self._chosen = self._all
+            return self.read(reader, budget_s, clock)
+        if self._chosen is self._all and snapshot.complete:
+            self._paths = there
+            paths = {
+                entry.name: (there[entry.name],) if entry.name in there else entry.texts for entry in self._entries
+            }
+            if sum(map(len, paths.values())) < len(self._all.paths):
+                self._chosen = self._group(paths)
+        return found, snapshot
+
+
+def _parts(entries: tuple[Entry, ...], epoch: str | None) -> list[_Part]:
     flat = tuple(entry for entry in entries if entry.read not in _INSIDE)
     deep = tuple(entry for entry in entries if entry.read in _INSIDE)
-    return [
-        (Group([path for entry in some for path in entry.texts], epoch=epoch, limits=_limits(depth)), some)
-        for depth, some in ((0, flat), (1, deep))
-        if some
-    ]
-
-
-def _limits(depth: int) -> Limits:
-    return Limits(depth=depth, items=4096, characters=4096, objects=16384, tensor_elements=0)
+    return [_Part(some, epoch, depth) for depth, some in ((0, flat), (1, deep)) if some]
