@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sgdiag.analysis.kv.base import Span
 from sgdiag.analysis.kv.terms import terms_of
 from sgdiag.analysis.nccl import sizes
-from sgdiag.analysis.nccl.budget import LABELS, Setup, difference, predict
+from sgdiag.analysis.nccl.budget import LABELS, Setup, cases, difference, memory, predict
 from sgdiag.analysis.nccl.server import groups_of, nccl_lines, predicted
 from sgdiag.model import (
     NOT_ASKED,
@@ -65,9 +65,54 @@ def test_four_a100_over_nvlink_take_688_mib_at_the_end_of_the_tree() -> None:
 
 
 def test_one_rank_alone_allocates_a_pool_of_512_mib_where_it_connects_at_once() -> None:
-    setup = Setup(ranks=1, version="2.28.9", environment={"NCCL_RUNTIME_CONNECT": "0"}, channels=told(64))
+    setup = Setup(ranks=1, version="2.28.9", environment={"NCCL_CUMEM_ENABLE": "0"}, channels=told(64))
     assert mib(predict(setup).total) == (512, 512)
-    assert predict(Setup(ranks=1, version="2.28.9", environment={"NCCL_CUMEM_ENABLE": "1"})).total.high == 0
+
+
+# --- measured on two H200 joined by NVLink, NCCL 2.28.9, NVLS off, by what was free before and after
+
+H200: dict[str, Any] = {
+    "version": "2.28.9",
+    "nvlink": told(True),
+    "p2p": told(True),
+    "capability": told("9.0"),
+    "sends": told(False),
+}
+MEASURED = {
+    # ranks, NCCL's variables, channels of its log: MiB of a second communicator after its first allreduce
+    "one rank": (1, {}, 64, 390),
+    "one rank, no cuMem": (1, {"NCCL_CUMEM_ENABLE": "0"}, 64, 514),
+    "two ranks": (2, {}, 24, 486),
+    "two ranks, cuMem asked for": (2, {"NCCL_CUMEM_ENABLE": "1"}, 24, 486),
+    "two ranks, no cuMem": (2, {"NCCL_CUMEM_ENABLE": "0"}, 24, 546),
+    "two ranks, connected at once": (2, {"NCCL_RUNTIME_CONNECT": "0"}, 24, 742),
+    "two ranks, 128 KiB, two channels": (
+        2,
+        {"NCCL_BUFFSIZE": "131072", "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "2"},
+        2,
+        34,
+    ),
+    "two ranks, 16 MiB, 16 channels": (2, {"NCCL_BUFFSIZE": "16777216", "NCCL_MAX_NCHANNELS": "16"}, 16, 486),
+    "two ranks, no P2P": (2, {"NCCL_P2P_DISABLE": "1"}, 4, 30),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_was_measured_is_one_of_the_cases_within_two_mib(name: str) -> None:
+    ranks, asked, channels, measured = MEASURED[name]
+    setup = Setup(ranks=ranks, environment={"NCCL_NVLS_ENABLE": "0"} | asked, channels=told(channels), **H200)
+    sums = {sum(memory(setup, case).values()) // MIB for case in cases(setup)}
+    assert min(abs(one - measured) for one in sums) <= 2
+    # Where the environment says how memory is taken, nothing else is left.
+    if ranks == 1 and "NCCL_CUMEM_ENABLE" in asked:
+        assert len(sums) == 1
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_was_measured_lies_in_the_range_of_a_machine_of_unknown_kind(name: str) -> None:
+    ranks, asked, _, measured = MEASURED[name]
+    total = predict(Setup(ranks=ranks, environment=asked)).total
+    assert total.low - 2 * MIB <= measured * MIB <= total.high + 2 * MIB
 
 
 def test_eight_gb200_with_nvls_may_take_576_mib() -> None:
@@ -163,18 +208,55 @@ def test_channels_for_sends_are_a_power_of_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "environment", "late"),
+    ("version", "environment", "modes"),
     [
-        ("2.21.5", {}, (False,)),
-        ("2.28.9", SGLANG, (False,)),
-        ("2.28.9", {"NCCL_CUMEM_ENABLE": "1"}, (True,)),
-        ("2.28.9", {}, (False, True)),
-        ("", {}, (False, True)),
-        ("2.28.9", {"NCCL_RUNTIME_CONNECT": "0", "NCCL_CUMEM_ENABLE": "1"}, (False,)),
+        ("2.14.3", {}, {(False, False)}),
+        ("2.21.5", {}, {(True, False), (False, False)}),
+        ("2.28.9", SGLANG, {(False, False)}),
+        ("2.28.9", {"NCCL_CUMEM_ENABLE": "1"}, {(True, True)}),
+        ("2.28.9", {}, {(True, True), (False, False)}),
+        ("", {}, {(True, True), (True, False), (False, False)}),
+        ("2.28.9", {"NCCL_RUNTIME_CONNECT": "0", "NCCL_CUMEM_ENABLE": "1"}, {(True, False)}),
     ],
 )
-def test_buffers_may_wait_from_2_22_on(version: str, environment: dict[str, str], late: tuple[bool, ...]) -> None:
-    assert sizes.may_connect_late(version, environment) == late
+def test_cumem_comes_with_2_18_and_buffers_may_wait_from_2_22_on(
+    version: str, environment: dict[str, str], modes: set[tuple[bool, bool]]
+) -> None:
+    assert set(sizes.memory_modes(version, environment)) == modes
+
+
+@pytest.mark.parametrize(
+    ("capability", "nodes", "channels"),
+    [
+        ((9, 0), 1, (16,)),
+        ((10, 0), 1, (16, 24)),
+        ((10, 0), 2, (16, 24, 32)),
+        ((12, 0), 1, (16, 24)),
+        (None, 1, (16, 32)),
+    ],
+)
+def test_channels_of_nvls_by_generation(
+    capability: tuple[int, int] | None, nodes: int, channels: tuple[int, ...]
+) -> None:
+    assert sizes.nvls_channels(capability, {}, nodes) == channels
+    assert sizes.nvls_channels(capability, {"NCCL_NVLS_NCHANNELS": "8"}, nodes) == (8,)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "capability", "nvlink", "possible"),
+    [
+        (2, "9.0", True, False),
+        (3, "9.0", True, True),
+        (8, "9.0", True, True),
+        (8, "8.9", True, False),
+        (8, "9.0", False, False),
+    ],
+)
+def test_nvls_is_for_hopper_on_with_nvlink_among_three_or_more(
+    ranks: int, capability: str, nvlink: bool, possible: bool
+) -> None:
+    setup = Setup(ranks=ranks, version="2.28.9", nvlink=told(nvlink), capability=told(capability))
+    assert (predict(setup).parts["nvls"].high > 0) == possible
 
 
 def test_a_granularity_of_the_driver_may_round_nvls_up_in_releases_around_2_22() -> None:

@@ -1,7 +1,7 @@
 """What NCCL's buffers measure: constants and formulas as its sources have them.
 
 Read from the public sources of 2.17 (first NVLS), 2.22.3, 2.28.9 and 2.32.3. What differs between them is told by
-``nvls_layouts`` and ``may_connect_late``; all else has been the same in all four.
+``nvls_layouts`` and ``memory_modes``; all else has been the same in all four.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ NVLS_CHUNK_BYTES = 128 << 10
 NVLS_CREDIT_BYTES = GRAIN_BYTES
 NVLS_ROUNDING_BYTES = 512 << 20
 """Largest granularity that a driver recommends for multicast memory."""
+
+_LISTS_PER_CHANNEL = 3
+_LISTS_BESIDE = 3
+"""Allocations of a channel (peers, pointers to them, the ring's order) and of the communicator itself; the first is
+read from the sources, the second measured with 2.28.9 (two with one rank, three with two)."""
 
 MOST_CHANNELS = 64
 
@@ -169,14 +174,30 @@ def nvls_channels(capability: tuple[int, int] | None, environment: Mapping[str, 
     return (16,) if capability < (10, 0) else (16, 24) if nodes == 1 else (16, 24, 32)
 
 
-def may_connect_late(version: str, environment: Mapping[str, str]) -> tuple[bool, ...]:
-    """Whether buffers wait for the first collective that needs them: from 2.22 on, and only with cuMem."""
-    if (0, 0, 0) < version_of(version) < (2, 22, 0) or number(environment, "NCCL_RUNTIME_CONNECT", 1) == 0:
-        return (False,)
-    cumem = number(environment, "NCCL_CUMEM_ENABLE", -2)
-    if cumem == 0:
-        return (False,)
-    return (True,) if cumem == 1 and version_of(version) >= (2, 22, 0) else (False, True)
+def memory_modes(version: str, environment: Mapping[str, str]) -> tuple[tuple[bool, bool], ...]:
+    """What may hold: memory comes from cuMem or not, and buffers wait for the first collective that needs them or not.
+
+    cuMem exists from 2.18 on; where nobody says, the driver decides. Buffers wait from 2.22 on, and only with cuMem.
+    """
+    known = version_of(version)
+    unknown = known == (0, 0, 0)
+    asked = number(environment, "NCCL_CUMEM_ENABLE", -2)
+    if asked == 0 or (not unknown and known < (2, 18, 0)):
+        return ((False, False),)
+    if number(environment, "NCCL_RUNTIME_CONNECT", 1) == 0 or (not unknown and known < (2, 22, 0)):
+        with_it: tuple[tuple[bool, bool], ...] = ((True, False),)
+    else:
+        with_it = ((True, True), (True, False)) if unknown else ((True, True),)
+    return with_it if asked == 1 else (*with_it, (False, False))
+
+
+def tables(count: int, nvls_count: int) -> int:
+    """Bytes of the lists that ``count`` channels and those of NVLS keep on the device, where memory comes from cuMem.
+
+    Each list is some hundred bytes in an allocation of its own, which cuMem rounds up to a grain; without cuMem they
+    share a page.
+    """
+    return (_LISTS_PER_CHANNEL * count + nvls_count + _LISTS_BESIDE) * GRAIN_BYTES
 
 
 def _grains(size: int) -> int:
