@@ -1,7 +1,8 @@
 """Lays the partial snapshots of all sources over each other: one fact a field, and which sources contradict.
 
-Parts come in order of precedence. For each field the first known value of a fresh part wins, unless a part that is no
-longer fresh still holds a newer one; where nothing is known, the reasons are kept.
+Parts come in order of precedence. For each field the first known value of a fresh part wins, unless it is some seconds
+older than that of another, or a part that is no longer fresh still holds a newer one; where nothing is known, the
+reasons are kept.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ _KEYS: dict[type, str] = {
     GraphSet: "name",
     Communicator: "group",
 }
+
+PATIENCE_S = 5.0
+"""How much older than another source's a value may be and still win by precedence: a source that looks at some things
+more seldom than at others must not hide what has changed since. More than the pause between two looks at what moves."""
 
 _MADE_BY_SESSION = {"schema", "at", "target", "sources", "disagreements"}
 
@@ -108,7 +113,11 @@ class _Merger:
         if fresh or old:
             best = (fresh or old)[0]
             # A value without a time holds for the life of the process: no later one replaces it.
-            return max([best, *old], key=lambda fact: fact.at) if best.at else best
+            if not best.at:
+                return best
+            newest = max(fact.at for fact in fresh or old)
+            best = next(fact for fact in fresh or old if fact.at >= newest - PATIENCE_S)
+            return max([best, *old], key=lambda fact: fact.at)
         reasons = dict.fromkeys(
             fact.reason for fact, _ in values if isinstance(fact, Unknown) and fact is not NOT_ASKED
         )

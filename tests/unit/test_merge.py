@@ -101,3 +101,14 @@ def test_unkeyed_lists_come_whole_from_the_first_source_that_has_them() -> None:
 
 def test_nothing_merges_to_nothing() -> None:
     assert merge([]).server.release is NOT_ASKED
+
+
+def test_a_value_that_is_seldom_read_does_not_hide_a_newer_one_of_another_fresh_source() -> None:
+    def accept(length: float, source: str, at: float) -> Part:
+        return Part(Snapshot(ranks=(Rank(id=RankId(), accept_length_tokens=Known(length, source, at=at)),)))
+
+    objects, log = accept(1.6, "object:Scheduler.stats", 100.0), accept(3.8, "log:90", 127.0)
+    assert merge([objects, log]).ranks[0].accept_length_tokens == Known(3.8, "log:90", at=127.0)
+    # A few seconds are no reason to hop from source to source.
+    just_before = accept(1.6, "object:Scheduler.stats", 124.0)
+    assert merge([just_before, log]).ranks[0].accept_length_tokens.or_else(0.0) == 1.6
