@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from typing import Any
 
 import click
 
 from sgdiag.cli import options
 from sgdiag.cli.findings import print_findings
+from sgdiag.cli.manual import Command, json_output
 from sgdiag.model.errors import ExitCode
 
 FIRST_READ_S = 2.5
@@ -17,13 +20,22 @@ WATCH_S = 5.0
 """How long a server with work, or one that does not answer, is watched at most for whether its ranks move."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag check", "The server that runs here"),
+        ("sgdiag check --strict || alert", "In a script that wants no WARN and no gap in what is known either"),
+        ("sgdiag check --json | jq -r '.findings[] | .verdict + \" \" + .id'", "Only the verdicts"),
+    ),
+)
 @options.target
-@click.option("--json", "as_json", is_flag=True, help='{"findings": […]}, the worst first.')
+@json_output('{"findings": […]}, the worst first.', "sgdiag.cli.reports:Findings")
 @click.option("--strict", is_flag=True, help="Exit 1 on WARN and UNKNOWN, too.")
 @click.pass_context
 def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool, **how: Any) -> None:
     """Say what is wrong with TARGET, on what evidence, and what to do about it.
+
+    Of a recording the last moment counts, and what was wrong before is named; FILE@90s is another moment.
 
     UNKNOWN means that a fact is missing, never that all is well. `sgdiag playbook ID` explains a finding.
     """
@@ -46,9 +58,32 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
         sampler.close()
         feed.close()
     if as_json:
-        click.echo(msgspec.json.encode({"findings": findings}))
+        from sgdiag.cli.reports import Findings
+
+        click.echo(msgspec.json.encode(Findings(tuple(findings))))
     else:
         print_findings(findings)
+        _print_past(target)
     bad = {"FAIL", "WARN", "UNKNOWN"} if strict else {"FAIL"}
     if any(finding.verdict in bad for finding in findings):
         ctx.exit(ExitCode.FAIL_FOUND)
+
+
+def _print_past(target: str | None) -> None:
+    """Of a recording that is looked at as a whole: what was wrong before its end, and where to look at it."""
+    from sgdiag.session.attach import recording_named
+
+    path = recording_named(target)
+    if path is None or str(path) != target:
+        return
+    from sgdiag.analysis.format import clean, duration
+    from sgdiag.session.course import gone_again
+
+    spells = gone_again(path)
+    if spells:
+        click.echo("\nEarlier in the recording, and not at its end:")
+    for spell in spells:
+        found = spell.finding
+        when = f"from {duration(spell.first_s)} to {duration(spell.last_s)}"
+        click.echo(clean(f"{found.verdict:8}{found.id}: {found.title}, {when}"))
+        click.echo(f"        sgdiag check {shlex.quote(f'{path}@{math.ceil(spell.first_s * 10) / 10:g}s')}")

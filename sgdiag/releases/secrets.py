@@ -29,7 +29,10 @@ _ASSIGNMENTS = (
     re.compile(rf"(--(?:\w[\w-]{{0,40}}?-)?{_NAME}\s{{1,3}})(?!-)(?:{_QUOTED}|{_BARE})", re.IGNORECASE),
     re.compile(rf"""(\bkey(?:_[a-z])?["']?\s?[=:]\s?){_QUOTED}"""),
 )
-_TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|glpat-)[A-Za-z0-9_-]{16,256}|(?<=Bearer )[\w.~+/=-]{8,4096}")
+_TOKEN = re.compile(
+    # An argument such as hf_chat_template_name is no token: after hf_ those have no second underscore.
+    r"\b(?:hf_|ghp_)[A-Za-z0-9]{16,256}|\b(?:sk-|glpat-)[A-Za-z0-9_-]{16,256}|(?<=Bearer )[\w.~+/=-]{8,4096}"
+)
 _URL_USER = re.compile(r"(?<=://)[^\s/@'\"]{1,256}:[^\s/@'\"]{1,256}(?=@)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +19,9 @@ from sgdiag.session.feed import Feed, StillFeed
 from sgdiag.session.limits import within
 from sgdiag.session.live import LiveFeed, Place
 from sgdiag.session.poller import Poller
-from sgdiag.session.recording import ReplayFeed, is_recording, read_last
+from sgdiag.session.recording import ReplayFeed, is_recording, read_frame
 from sgdiag.session.target import FileTarget, PidTarget, UrlTarget, parse_target, port_here
+from sgdiag.sources.allreduce_store import AllreduceStoreSource
 from sgdiag.sources.base import Source
 from sgdiag.sources.cmdline import read_command_line
 from sgdiag.sources.http import HttpSource
@@ -30,6 +32,7 @@ from sgdiag.sources.nccllog import NcclLogSource
 from sgdiag.sources.ncclras import NcclRasSource
 from sgdiag.sources.nvml import NvmlSource
 from sgdiag.sources.objects import ObjectsSource
+from sgdiag.sources.postmortem import is_encoded
 from sgdiag.sources.processes import ProcessSource
 from sgdiag.sources.proctree import ServerProcesses, find_servers
 from sgdiag.sources.prometheus import MetricsSource
@@ -84,10 +87,19 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
     """
     named = parse_target(target) if target is not None else None
     if isinstance(named, FileTarget) and is_recording(named.path):
-        # Who waits for the first reading wants one answer, and the end of a recording is what it led to.
-        return StillFeed(named.path.name, read_last(named.path)) if wait_s else ReplayFeed(named.path)
+        if wait_s:
+            # Who waits for the first reading wants one answer, and the end of a recording is what it led to.
+            return StillFeed(named.path.name, read_frame(named.path, named.at_s))
+        return ReplayFeed(named.path, start_s=named.at_s or 0.0)
     feed: Poller | LiveFeed
     if isinstance(named, FileTarget):
+        if named.at_s is not None:
+            raise SgdiagError(f"{named.path} is not a recording", "only those can be looked at as of a moment")
+        if is_encoded(str(named.path)):
+            raise SgdiagError(
+                f"{named.path} is compressed or UTF-16: such a log can only be read as a whole",
+                f"sgdiag explain {shlex.quote(str(named.path))}, or sgdiag kv",
+            )
         require_sglang_log(named.path)
         feed = Poller(named.path.name, [ServerLogSource(named.path)], off={"http": "only a log was given"})
         feed.start()
@@ -98,6 +110,15 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
         feed.wait_first(wait_s)
         _require_something(feed)
     return feed
+
+
+def recording_named(target: str | None) -> Path | None:
+    """The recording that ``target`` names; its server was on another host for all that is known."""
+    try:
+        named = parse_target(target) if target is not None else None
+    except SgdiagError:
+        return None
+    return named.path if isinstance(named, FileTarget) and is_recording(named.path) else None
 
 
 def find_schedulers(target: str | None, access: Access) -> tuple[dict[RankId, int], Fact[str]]:
@@ -176,7 +197,8 @@ def _describe(server: ServerProcesses) -> str:
         what = "orphans of a dead launcher" if server.launcher is None else "a program with SGLang's engine"
         return f"pid {server.pids[0]} ({what})"
     told = read_command_line(server.launch).server
-    return f"pid {server.pids[0]} {told.url.or_else('')} {told.model_path.or_else('')}".rstrip()
+    model = "/".join(told.model_path.or_else("").rstrip("/").split("/")[-2:])
+    return f"pid {server.pids[0]} {told.url.or_else('')} {model}".rstrip()
 
 
 def _place(server: ServerProcesses, access: Access) -> Place:
@@ -226,7 +248,7 @@ def _poller(place: Place, access: Access) -> Poller:
             off["objects"] = "switched off with --no-objects"
         sources.append(LoadShmSource(processes.pids, layout))
     else:
-        off |= dict.fromkeys(("objects", "shm", "processes", "kernel", "nvml", "ncclras"), _NOT_HERE)
+        off |= dict.fromkeys(("objects", "shm", "processes", "kernel", "nvml", "benches", "ncclras"), _NOT_HERE)
     if place.url:
         shares_memory = processes is not None and at_least(told.release.or_else(""), loadshm.SINCE)
         pace_s = BESIDE_SHARED_MEMORY_S if shares_memory else 1.0
@@ -239,6 +261,7 @@ def _poller(place: Place, access: Access) -> Poller:
             processes,
             KernelViewSource(processes.ranks),
             NvmlSource(server_pids=processes.pids),
+            AllreduceStoreSource(),
             NcclRasSource(processes.pids, processes.environment),
         ]
     log = _log(place, access)

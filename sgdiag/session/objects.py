@@ -160,9 +160,23 @@ def _jsonable(value: object) -> Any:
 
 def text_of(line: Line) -> str:
     """A line's value as compact JSON, or its reason."""
-    return encodable(json.dumps(line.value, ensure_ascii=False) if line.has_value else line.reason)
+    return encodable(json.dumps(_with_exact_numbers(line.value), ensure_ascii=False) if line.has_value else line.reason)
 
 
 def json_of(at: float, ranks: Sequence[RankLines]) -> str:
     """One line of JSON, whatever numbers and halves of characters a process may hold."""
-    return json.dumps({"at": at, "ranks": msgspec.to_builtins(ranks)})
+    return json.dumps({"at": at, "ranks": _with_exact_numbers(msgspec.to_builtins(ranks))})
+
+
+_EXACT_BELOW = 2**53
+"""Most readers of JSON take numbers for doubles, which hold smaller integers without loss; and Python refuses to write
+much larger ones in decimal."""
+
+
+def _with_exact_numbers(value: Any) -> Any:
+    """``value`` with large integers in words: ``{"int": "0x20000000000001"}``."""
+    if isinstance(value, int) and abs(value) >= _EXACT_BELOW:
+        return {"int": hex(value)}
+    if isinstance(value, dict):
+        return {key: _with_exact_numbers(item) for key, item in value.items()}
+    return [_with_exact_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -10,6 +10,7 @@ import msgspec
 import psutil
 from urllib3.util import parse_url
 
+from sgdiag.analysis.format import parse_duration
 from sgdiag.model import SgdiagError
 
 
@@ -22,11 +23,14 @@ class UrlTarget(msgspec.Struct, frozen=True):
 
 
 class FileTarget(msgspec.Struct, frozen=True):
+    """A log or a recording; ``at_s`` is a moment of the latter, in seconds after its beginning (None: the last)."""
+
     path: Path
+    at_s: float | None = None
 
 
 def parse_target(text: str) -> PidTarget | UrlTarget | FileTarget:
-    """A pid, an address or an existing file; raises SgdiagError for anything else."""
+    """A pid, an address, a file, or a recording at a moment (``FILE@90s``); raises SgdiagError for anything else."""
     if text.isascii() and text.isdigit():
         return PidTarget(int(text))
     if text.startswith(("http://", "https://")):
@@ -34,6 +38,9 @@ def parse_target(text: str) -> PidTarget | UrlTarget | FileTarget:
     path = Path(text)
     if path.is_file():
         return FileTarget(path)
+    file, at, moment = text.rpartition("@")
+    if at and (seconds := parse_duration(moment)) is not None and Path(file).is_file():
+        return FileTarget(Path(file), seconds)
     host, colon, port = text.rpartition(":")
     if colon and host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
         return UrlTarget(f"http://{text}")

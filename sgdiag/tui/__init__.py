@@ -9,7 +9,13 @@ from sgdiag.session.feed import Feed
 
 
 def run(feed: Feed, evaluate: Callable[[Snapshot], Sequence[Finding]] | None = None) -> None:
-    """Shows ``feed`` until the user quits; the feed is left open. ``evaluate`` draws the findings from a snapshot."""
+    """Shows ``feed`` until the user quits; the feed is left open.
+
+    ``evaluate`` draws the findings from a snapshot. Raises SgdiagError for a recording that is damaged further on.
+    """
     from sgdiag.tui.app import SgdiagApp
 
-    SgdiagApp(feed, evaluate).run()
+    app = SgdiagApp(feed, evaluate)
+    app.run()
+    if app.failure is not None:
+        raise app.failure

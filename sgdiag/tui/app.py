@@ -18,8 +18,9 @@ from textual.widgets import ContentSwitcher, Static
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.history import History
-from sgdiag.model import SEVERITY, Finding, Known, Snapshot
+from sgdiag.model import SEVERITY, Finding, Known, SgdiagError, Snapshot
 from sgdiag.session.feed import Feed
+from sgdiag.session.recording import ReplayFeed
 from sgdiag.tui.help import HelpScreen
 from sgdiag.tui.page import Page, Picker, Tail
 from sgdiag.tui.paint import Look, Palette, fit
@@ -34,6 +35,7 @@ from sgdiag.tui.views.graphs import graphs
 from sgdiag.tui.views.kv import kv_pool
 from sgdiag.tui.views.log import log_head, log_lines
 from sgdiag.tui.views.overview import overview
+from sgdiag.tui.views.player import player_keys, player_lines
 from sgdiag.tui.views.processes import processes
 from sgdiag.tui.views.speculation import speculation
 from sgdiag.tui.views.stacks import stacks
@@ -65,6 +67,9 @@ SCREENS = {
     "stacks": ("Stacks", "Stacks", "Stacks"),
 }
 """Screens in the order of their keys, 1 to 9 and then 0, each with names for wide to narrow terminals."""
+
+WIND_S = 10
+"""How far one press of an arrow key winds a recording."""
 
 WITH_FRAMES = frozenset({"processes", "stacks"})
 """Screens that can show all Python frames."""
@@ -102,6 +107,14 @@ class SgdiagApp(App[None]):
         Binding("w", "wrap", show=False),
         Binding("f", "frames", show=False),
         Binding("space", "pause", show=False),
+        Binding("comma", "frame(-1)", show=False),
+        Binding("full_stop", "frame(1)", show=False),
+        Binding("left", f"wind(-{WIND_S})", show=False, priority=True),
+        Binding("right", f"wind({WIND_S})", show=False, priority=True),
+        Binding("shift+left", f"wind(-{6 * WIND_S})", show=False, priority=True),
+        Binding("shift+right", f"wind({6 * WIND_S})", show=False, priority=True),
+        Binding("left_square_bracket", "speed(-1)", show=False),
+        Binding("right_square_bracket", "speed(1)", show=False),
         Binding("question_mark", "help", "Help"),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "copy_or_quit", show=False, priority=True),
@@ -120,6 +133,8 @@ class SgdiagApp(App[None]):
         self.register_theme(LIGHT)
         self.theme = DARK.name
         self.feed = feed
+        self.failure: SgdiagError | None = None
+        self._player = feed if isinstance(feed, ReplayFeed) else None
         self._evaluate = evaluate
         self._clock = clock
         self.history = History()
@@ -149,10 +164,12 @@ class SgdiagApp(App[None]):
             with Vertical(id="findings"):
                 yield Picker(id="finding-list")
                 yield Page(id="finding")
+        yield Static(id="player")
         yield Static(id="foot")
 
     def on_mount(self) -> None:
         self._palette = palette(self.get_css_variables())
+        self.query_one("#player").display = self._player is not None
         self.theme_changed_signal.subscribe(self, self._repaint)
         self.query_one("#overview").focus()
         self.set_interval(PERIOD_S, self.poll)
@@ -172,8 +189,14 @@ class SgdiagApp(App[None]):
 
     def poll(self) -> None:
         """Takes the newest snapshot, remembers it and draws what changed."""
-        self._snapshot = self.feed.latest()
-        self.history.add(self._snapshot)
+        try:
+            self._snapshot = self.feed.latest()
+        except SgdiagError as error:
+            self.failure = error
+            self.exit()
+            return
+        for snapshot in self._player.passed() if self._player is not None else (self._snapshot,):
+            self.history.add(snapshot)
         if self._evaluate is not None:
             self._findings = in_order(self._evaluate(self._snapshot))
         self._draw()
@@ -192,6 +215,8 @@ class SgdiagApp(App[None]):
         self._put("head", self._head(scene))
         self._put("tabs", self._tabs(scene))
         self._put("foot", self._foot(look))
+        if self._player is not None:
+            self._put("player", Text("\n").join(player_lines(look, self._player, scene.width)))
         self._draw_banner(scene)
         if self.current == "log":
             self._draw_log(scene)
@@ -293,7 +318,10 @@ class SgdiagApp(App[None]):
 
     def _foot(self, look: Look) -> Text:
         keys = [("0-9", "screens"), ("s", "hide sources" if self._sources else "sources")]
-        if self.current == "log":
+        if self._player is not None:
+            keys = player_keys(self._player, self.size.width)
+            keys += [("w", "unwrap" if self._wrapped else "wrap")] * (self.current == "log" and self.size.width >= 90)
+        elif self.current == "log":
             keys += [("space", "follow" if self._paused else "pause"), ("w", "unwrap" if self._wrapped else "wrap")]
         elif self.current == "findings":
             keys.append(("↑↓", "choose"))
@@ -301,7 +329,8 @@ class SgdiagApp(App[None]):
             keys.append(("↑↓", "scroll"))
             keys += [("f", "back" if self._frames else "frames")] * (self.current in WITH_FRAMES)
         keys += [("t", "theme")] * (self.size.width >= 100)
-        keys += [("^p", "commands"), ("?", "help"), ("q", "quit")]
+        keys += [("^p", "commands")] * (self._player is None or self.size.width >= 100)
+        keys += [("?", "help"), ("q", "quit")]
         line = look.join()
         for key, what in keys:
             line = look.join(line, look.ink(key, "title"), f" {what}   ")
@@ -311,7 +340,9 @@ class SgdiagApp(App[None]):
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
         """The main screen's keys do nothing while a window lies over it."""
-        ours = {"go", "step", "sources", "wrap", "frames", "pause", "help"}
+        if action in ("frame", "wind", "speed") and self._player is None:
+            return False
+        ours = {"go", "step", "sources", "wrap", "frames", "pause", "help", "frame", "wind", "speed"}
         return not (action in ours and len(self.screen_stack) > 1)
 
     def action_go(self, name: str) -> None:
@@ -351,11 +382,31 @@ class SgdiagApp(App[None]):
             self._draw()
 
     def action_pause(self) -> None:
+        """Stops a recording, or else the log, or lets it go on."""
+        if self._player is not None:
+            self._player.pause()
+            self.poll()
+            return
         self._paused = None if self._paused is not None else self._snapshot
         self._draw()
 
+    def action_frame(self, frames: int) -> None:
+        if self._player is not None:
+            self._player.step(frames)
+            self.poll()
+
+    def action_wind(self, seconds: int) -> None:
+        if self._player is not None:
+            self._player.seek(seconds)
+            self.poll()
+
+    def action_speed(self, steps: int) -> None:
+        if self._player is not None:
+            self._player.faster(steps)
+            self.poll()
+
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(self._palette))
+        self.push_screen(HelpScreen(self._palette, recorded=self._player is not None))
 
     def action_copy_or_quit(self) -> None:
         text = self.screen.get_selected_text()

@@ -22,6 +22,12 @@ _KEYS = (
     ("t, ctrl+p", "dark or light; all commands and themes"),
     ("?, q", "this help; quit (the server is never touched)"),
 )
+_PLAYER_KEYS = (
+    ("space", "stop, or go on"),
+    (", .", "one frame back, one on"),
+    ("← →, shift", "10 seconds back or on; with shift a minute"),
+    ("[ ]", "half or double the speed"),
+)
 _SIGNS: tuple[tuple[str, Role, str], ...] = (
     ("?", "unknown", "not known: press s for the reason. It is never a zero"),
     ("~ or ~45s", "stale", "an old value (45 seconds here): its source is silent"),
@@ -38,8 +44,9 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,q,enter", "app.pop_screen", show=False),
     ]
 
-    def __init__(self, palette: Palette) -> None:
+    def __init__(self, palette: Palette, *, recorded: bool = False) -> None:
         super().__init__()
+        self._recorded = recorded
         self._look = Look(Snapshot(), palette)
 
     def compose(self) -> ComposeResult:
@@ -50,8 +57,10 @@ class HelpScreen(ModalScreen[None]):
 
     def _lines(self) -> list[Text]:
         look = self._look
-        lines = [look.ink("Keys", "title")]
-        lines += [look.join(look.ink(f"  {keys:<14} ", "strong"), look.ink(what)) for keys, what in _KEYS]
+        lines: list[Text] = []
+        for title, shown in (("A recording", _PLAYER_KEYS),) * self._recorded + (("Keys", _KEYS),):
+            lines.append(look.ink(title, "title"))
+            lines += [look.join(look.ink(f"  {keys:<14} ", "strong"), look.ink(what)) for keys, what in shown]
         lines += [Text(), look.ink("Signs", "title")]
         lines += [look.join(look.ink(f"  {sign:<14} ", role), look.ink(what)) for sign, role, what in _SIGNS]
         lines += [Text(), look.ink("escape closes this window", "label")]

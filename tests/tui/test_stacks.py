@@ -188,7 +188,7 @@ def test_a_recording_of_a_real_server() -> None:
         text = drawn(snapshot)
         assert "Who holds up whom" in text
         assert "TP0" in text or "no scheduler process is known" in text
-    assert "event_loop_normal" in drawn(frames[len(frames) // 2], frames=True)
+    assert "event_loop_overlap" in drawn(frames[len(frames) // 2], frames=True)
 
 
 def test_a_recording_of_a_hang_says_the_same_as_the_live_screen() -> None:

@@ -31,6 +31,7 @@ _WAYS = (
     ("pynccl", "pynccl"),
     ("symm. memory", "symmetric_memory"),
     ("PCIe IPC", "pcie_ipc"),
+    ("PCIe sgdiag", "sgdiag_pcie"),
 )
 """Ways to reduce as the columns name them, and as the model does."""
 

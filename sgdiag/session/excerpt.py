@@ -1,0 +1,75 @@
+"""The parts of a server's log that explain it later: how it started, and what it wrote at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sgdiag.session.recording import Excerpt
+
+BEGINNING_BYTES = 512 << 10
+"""The start of a server with eight ranks takes about 200 KiB, progress bars included."""
+
+END_BYTES = 128 << 10
+LINE_CHARS = 4000
+
+_FIRST_WORDS = b"server_args="
+"""What a server says before all else."""
+
+_SEARCHED_BYTES = 64 << 20
+_BEFORE_FIRST_WORDS = 8 << 10
+"""Warnings of libraries come before a server's first words."""
+
+
+def beginning(path: Path) -> Excerpt | None:
+    """The first lines of the last run in the log; None where there is no such file that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            place = _begin_of_run(file.fileno(), file.seek(0, os.SEEK_END))
+            return _lines(path, os.pread(file.fileno(), BEGINNING_BYTES, place), place=place)
+    except OSError:
+        return None
+
+
+def end(path: Path, since: int) -> Excerpt | None:
+    """The last lines of the log that were written after byte ``since``."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            place = max(size - END_BYTES, since)
+            data = os.pread(file.fileno(), END_BYTES, place)
+            # One that was cut into begins in the middle of a line.
+            return _lines(path, data if place == since else data.partition(b"\n")[2], place=place)
+    except OSError:
+        return None
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _begin_of_run(descriptor: int, size: int) -> int:
+    """The place of a line somewhat before the last server's first words; 0 where they are not near the end."""
+    step = 1 << 20
+    for place in range(max(size - step, 0), max(size - _SEARCHED_BYTES, 0) - 1, -step) or [0]:
+        found = os.pread(descriptor, step + len(_FIRST_WORDS), place).rfind(_FIRST_WORDS)
+        if found >= 0:
+            start = max(place + found - _BEFORE_FIRST_WORDS, 0)
+            return start + os.pread(descriptor, _BEFORE_FIRST_WORDS, start).find(b"\n") + 1 if start else 0
+    return 0
+
+
+def _lines(path: Path, data: bytes, *, place: int) -> Excerpt | None:
+    """Whole lines as a terminal would still show them: of progress bars, which overwrite each other, the last one."""
+    shown = []
+    for raw in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
+        parts = [part for part in raw.split(b"\r") if part.strip()]
+        shown.append((parts[-1] if parts else b"")[: 4 * LINE_CHARS].decode("utf-8", "replace")[:LINE_CHARS])
+    return Excerpt(str(path), tuple(shown), first=0 if place else 1) if shown else None
