@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sgdiag.model import Advice, Communicator, Evidence, Finding, Known, Snapshot
+from sgdiag.analysis.format import size
+from sgdiag.model import Advice, AllreduceBench, Communicator, Evidence, Finding, Known, Snapshot
+from sgdiag.releases.objects import NOT_WANTED
 from sgdiag.releases.versions import at_least
 from sgdiag.rules.evidence import gpus_of, seen
 from sgdiag.rules.registry import rule
@@ -16,6 +18,9 @@ PCIE_SIZES = (2, 4, 8)
 """Group sizes that the PCIe allreduce knows."""
 
 PCIE_SINCE = "0.5.21"
+
+SGDIAG_SWITCH = "SGLANG_SGDIAG_PCIE_ALLREDUCE"
+"""Environment variable that switches the kernels of the fix pcie-allreduce on."""
 
 
 class _Reason(NamedTuple):
@@ -34,7 +39,8 @@ def custom_allreduce_off(snapshot: Snapshot) -> Finding | None:
         for item in snapshot.collectives.communicators
         if isinstance(item.custom_allreduce, Known)
         and item.custom_allreduce.value != "on"
-        and item.pcie_ipc.or_else("") != "on"
+        and (item.custom_allreduce.value != NOT_WANTED or item.group == "tp")
+        and "on" not in (item.pcie_ipc.or_else(""), item.sgdiag_pcie.or_else(""))
     ]
     if not off:
         return None
@@ -96,7 +102,7 @@ def _why(snapshot: Snapshot, item: Communicator) -> _Reason:
             counted,
         )
     if "pcie" in said or "nvlink" in said or (no_links and size > 2):
-        return _pcie(snapshot, size, counted)
+        return _pcie(snapshot, item, size, counted)
     refused = [
         seen(gpu.peers, f"GPU {gpu.index} to GPU {other}: P2P is {status}")
         for gpu in gpus_of(snapshot)
@@ -117,7 +123,7 @@ def _why(snapshot: Snapshot, item: Communicator) -> _Reason:
         "SGLang wants NVLink between all GPUs when there are more than two, and working P2P; which of the two is "
         "missing, no source tells: its log does",
         0.5,
-        (Advice("read the warning near the start of the log", "sgdiag attach, log screen"),),
+        (Advice("read the warning near the start of the log, on the log screen", "sgdiag attach"),),
     )
 
 
@@ -137,24 +143,69 @@ def _switched_off(snapshot: Snapshot) -> _Reason:
     )
 
 
-def _pcie(snapshot: Snapshot, size: int, evidence: tuple[Evidence, ...]) -> _Reason:
+def _pcie(snapshot: Snapshot, item: Communicator, ranks: int, evidence: tuple[Evidence, ...]) -> _Reason:
     cause = "custom allreduce wants NVLink between all GPUs when there are more than two; these talk over PCIe"
+    asked = snapshot.collectives.environment.or_else({}).get(SGDIAG_SWITCH)
+    if isinstance(item.sgdiag_pcie, Known):
+        said = seen(item.sgdiag_pcie, f"the kernels of the fix pcie-allreduce are off, too: {item.sgdiag_pcie.value}")
+        return _Reason(cause, 0.95, _upstream(snapshot, ranks), (*evidence, said))
+    if asked is not None:
+        hint = Advice("the fix pcie-allreduce was asked for and says nothing: is it applied?", "sgdiag fixes status")
+        return _Reason(cause, 0.95, (hint, *_upstream(snapshot, ranks)), evidence)
+    ours, shown = _measured(snapshot)
+    return _Reason(cause, 0.95, (*ours, *_upstream(snapshot, ranks)), (*evidence, *shown))
+
+
+def _measured(snapshot: Snapshot) -> tuple[tuple[Advice, ...], tuple[Evidence, ...]]:
+    """The fix where P2P works and a benchmark of these very GPUs says that it wins; else the benchmark."""
+    gpus = gpus_of(snapshot)
+    works = len(gpus) > 1 and all(
+        isinstance(gpu.peers, Known) and set(gpu.peers.value.values()) <= {"ok"} for gpu in gpus
+    )
+    if not works:
+        return (), ()
+    fact = snapshot.collectives.benches
+    uuids = {gpu.uuid.or_else("") for gpu in gpus}
+    bench = next((bench for bench in fact.or_else(()) if set(bench.gpus) == uuids), None)
+    if bench is None or not isinstance(fact, Known):
+        advice = Advice(
+            "while no server runs, measure whether kernels for PCIe are faster on these GPUs", "sgdiag bench-allreduce"
+        )
+        return (advice,), ()
+    if not bench.last_bytes:
+        return (), (seen(fact, "measured on these GPUs: NCCL is as fast as the kernels of sgdiag, or faster"),)
+    said = (
+        f"measured on these GPUs: faster than NCCL up to {size(bench.last_bytes)}, by {bench.saved_us:.0f} us at best"
+    )
+    return (_apply(bench),), (seen(fact, f"the kernels of sgdiag, {said}"),)
+
+
+def _apply(bench: AllreduceBench) -> Advice:
+    return Advice(
+        "apply the fix pcie-allreduce, restart, and measure decode steps before and after",
+        f"{SGDIAG_SWITCH}=1",
+        f"up to {bench.saved_us:.0f} us less for each small allreduce",
+    )
+
+
+def _upstream(snapshot: Snapshot, ranks: int) -> tuple[Advice, ...]:
+    """FlashInfer's kernels, which SGLang has had since some release."""
     release = snapshot.server.release
-    if size not in PCIE_SIZES:
-        return _Reason(cause, 0.95, (), evidence)
+    if ranks not in PCIE_SIZES:
+        return ()
     variable = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"
     if isinstance(release, Known) and not at_least(release.value, PCIE_SINCE):
         advice = Advice(f"upgrade to {PCIE_SINCE} or newer, which has kernels for PCIe", variable)
     elif snapshot.collectives.environment.or_else({}).get(variable.partition("=")[0]) == "1":
         advice = Advice(
-            "PCIe kernels were asked for and do not run: look for their warning in the log", "sgdiag attach, log screen"
+            "PCIe kernels were asked for and do not run: look for their warning on the log screen", "sgdiag attach"
         )
     else:
         since = "" if isinstance(release, Known) else f"on {PCIE_SINCE} or newer, "
         advice = Advice(
             f"{since}try FlashInfer's PCIe kernels (bf16 only)", variable, "shorter allreduces when decoding"
         )
-    return _Reason(cause, 0.95, (advice,), evidence)
+    return (advice,)
 
 
 def _lost_first_version(release: str) -> bool:

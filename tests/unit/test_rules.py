@@ -192,6 +192,22 @@ def test_custom_allreduce() -> None:
     assert find(single, "custom-allreduce-off") is None
 
 
+def test_a_group_that_wants_no_custom_allreduce_is_not_off() -> None:
+    """The world group of every server with several ranks; seen on two H200, whose other groups had it."""
+    server = Server(tp_size=known(2), device=known("cuda"))
+    world = Communicator(group="world", custom_allreduce=known("not asked for"))
+
+    def found(tp: str) -> Finding | None:
+        groups = (world, Communicator(group="tp", custom_allreduce=known(tp)))
+        return find(Snapshot(server=server, collectives=Collectives(communicators=groups)), "custom-allreduce-off")
+
+    assert found("on") is None
+    # The group of tensor parallelism wants it unless it was switched off.
+    off = found("not asked for")
+    assert off is not None
+    assert [line.text for line in off.evidence] == ["group tp: not asked for"]
+
+
 def allreduce(said: str, *, tp: int = 2, links: int | None = None, **more: Any) -> Finding:
     """What is said of a server whose custom allreduce is off with these words."""
     gpus = Gpus(

@@ -41,9 +41,13 @@ HOLDS: list[Case] = [
     *(
         Case(f"{algorithm}, three ranks", SOUND, 3, of(algorithm, 2, 1, 2))
         for algorithm in PROGRAMS
-        if algorithm != "sentinel"
+        if "sentinel" not in algorithm and "island" not in algorithm
     ),
     Case("sentinel, three ranks", SOUND, 3, of("sentinel", 1, 1, 1)),
+    Case("two-sentinel, three ranks", SOUND, 3, of("two-sentinel", 2, 1, 1)),
+    Case("island-packet, four ranks", SOUND, 4, of("island-packet", 4, 1, 2)),
+    Case("island-sentinel, four ranks", SOUND, 4, of("island-sentinel", 2, 1)),
+    Case("island and one-shot, four ranks", SOUND, 4, [Call("island-packet", 2), Call("packet", 1)]),
     *(
         Case(f"{algorithm} alone, single buffer", Design(slots=1), 3, of(algorithm, 3, 1, 2))
         for algorithm in ("two-packet", "two-flag", "two-pull")
@@ -103,6 +107,13 @@ FAILS: list[Case] = [
         "overwritten",
     ),
     Case(
+        "single buffer, islands, then one-shot",
+        Design(slots=1),
+        4,
+        [Call("island-packet", 1), Call("packet", 1)],
+        "overwritten",
+    ),
+    Case(
         "epoch of the block",
         Design(epoch_by="block"),
         2,
@@ -152,6 +163,15 @@ WIDE: list[Case] = [
     Case("flag, three ranks, four calls", SOUND, 3, of("flag", 2, 1, 2, 1)),
     Case("sentinel, three ranks, two packets", SOUND, 3, of("sentinel", 2, 1, 1)),
     Case("pull, three ranks, grids that change", SOUND, 3, [Call("pull", 3, 2), Call("pull", 1), Call("pull", 2, 2)]),
-    Case("all kinds after each other, three ranks", SOUND, 3, ALL_KINDS),
+    Case("island-packet, epochs that wrap", WRAPPING, 2, of("island-packet", *[2] + [1] * 9 + [2, 1])),
+    Case("two-sentinel, three ranks, three packets", SOUND, 3, of("two-sentinel", 3, 1, 3)),
+    Case("island-sentinel, four ranks, three calls", SOUND, 4, of("island-sentinel", 2, 1, 2)),
+    Case("islands and one-shot in turn, four ranks", SOUND, 4, [Call("island-packet", 2), Call("packet", 1)] * 2),
+    Case(
+        "all kinds but islands after each other, three ranks",
+        SOUND,
+        3,
+        [call for call in ALL_KINDS if "island" not in call.algorithm],
+    ),
 ]
 """More of what must hold: minutes rather than seconds."""

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from .machine import EMPTY, RAW, Cell, Machine, Mark, Read, Store, Test, Thread
 
-Algorithm: TypeAlias = Literal["packet", "sentinel", "flag", "pull", "two-packet", "two-flag", "two-pull"]
+Algorithm: TypeAlias = Literal[
+    "packet",
+    "sentinel",
+    "flag",
+    "pull",
+    "two-packet",
+    "two-sentinel",
+    "two-flag",
+    "two-pull",
+    "island-packet",
+    "island-sentinel",
+]
 """One-shot by packets of data and epoch, by words that are not the sentinel, by data and then a flag; one-shot pull
-from the peers' staged copies; the two-shot forms of packet, flag and pull."""
+from the peers' staged copies; the two-shot forms of the four; two halves in a chain, by packets and by sentinel."""
 
 Name: TypeAlias = tuple[str, int, int, int, int]
 """A store by what it carries: what, call, from rank, to rank (-1: to all who come for it), packet or block."""
@@ -36,9 +48,9 @@ class Design:
     - ``test``: how an epoch is compared; ``modulus``: epochs before they repeat, a power of two.
     - ``order``: ``posted`` keeps one block's stores to one destination in order, as PCIe does, ``relaxed`` none.
     - ``overlap``: kernels of a stream that may still run when the next starts.
-    - ``refresh``: each so many epochs, as many calls as there are slots write their epoch to every packet and flag of
-      the slot, ``capacity`` of each, whatever they use of them; so no word keeps an epoch until it comes round again.
-      0 is never.
+    - ``refresh``: each so many epochs, in as many calls as there are slots, every rank writes the epoch to each packet
+      and flag in its own slot that the call did not use, ``capacity`` of each, once it has read the others; so no word
+      keeps an epoch until it comes round again. 0 is never.
     - ``first_epoch``: of the first call; the mailbox is filled with the one before it.
     """
 
@@ -103,25 +115,34 @@ class Block:
             region = "data"
         return Cell(home, self.epoch % self.design.slots, region, source, item)
 
-    def send(self, what: str, packets: Sequence[int], peers: Sequence[int]) -> Iterator[Step]:
-        """Packets of data and epoch to peers."""
+    def send(self, what: str, packets: Sequence[int], peers: Sequence[int], words: str = "packet") -> Iterator[Step]:
+        """Words that prove their arrival, to peers."""
         for peer in peers:
             for i in packets:
                 name = (what, self.number, self.rank, peer, i)
-                yield Put(name, self.cell(peer, "packet", self.rank, 2 * i), self.epoch)
+                if words in SENTINELS:
+                    yield Put(name, self.cell(peer, words, self.rank, i), RAW)
+                    continue
+                yield Put(name, self.cell(peer, words, self.rank, 2 * i), self.epoch)
                 if self.design.one_flag_for_two:
                     other = ("half " + what, self.number, self.rank, peer, i)
-                    yield Put(other, self.cell(peer, "packet", self.rank, 2 * i + 1), RAW)
+                    yield Put(other, self.cell(peer, words, self.rank, 2 * i + 1), RAW)
 
-    def receive(self, what: str, packets: Sequence[int], peers: Sequence[int]) -> Iterator[Step]:
-        """The same packets from peers."""
+    def receive(self, what: str, packets: Sequence[int], peers: Sequence[int], words: str = "packet") -> Iterator[Step]:
+        """The same words from peers."""
         for peer in peers:
             for i in packets:
                 name = (what, self.number, peer, self.rank, i)
-                yield Get(name, self.cell(self.rank, "packet", peer, 2 * i), self.design.test, self.epoch)
+                if words in SENTINELS:
+                    cell = self.cell(self.rank, words, peer, i)
+                    yield Get(name, cell, "filled")
+                    if self.design.reset:
+                        yield Put(("reset " + what, self.number, peer, self.rank, i), cell, EMPTY)
+                    continue
+                yield Get(name, self.cell(self.rank, words, peer, 2 * i), self.design.test, self.epoch)
                 if self.design.one_flag_for_two:
                     other = ("half " + what, self.number, peer, self.rank, i)
-                    yield Get(other, self.cell(self.rank, "packet", peer, 2 * i + 1), "any")
+                    yield Get(other, self.cell(self.rank, words, peer, 2 * i + 1), "any")
 
     def flags(self, what: str) -> Iterator[Step]:
         """A flag to each peer, after the data."""
@@ -142,33 +163,51 @@ class Block:
 
     def owned(self, rank: int) -> list[int]:
         """This block's packets that ``rank`` sums in a two-shot."""
-        return [i for i in self.mine if i % self.ranks == rank]
+        return self.share(rank, self.ranks)
+
+    def share(self, owner: int, owners: int) -> list[int]:
+        """This block's packets that go to one of ``owners``."""
+        return [i for i in self.mine if i % owners == owner]
 
 
-def packet(block: Block) -> Iterator[Step]:
-    yield from block.send("data", block.mine, block.peers)
-    yield from block.receive("data", block.mine, block.peers)
+SENTINELS = ("sentinel", "partial sentinel")
+"""Regions whose words prove their arrival by not being the sentinel."""
 
 
-def two_packet(block: Block) -> Iterator[Step]:
+def one_shot(block: Block, words: str) -> Iterator[Step]:
+    yield from block.send("data", block.mine, block.peers, words)
+    yield from block.receive("data", block.mine, block.peers, words)
+
+
+def two_shot(block: Block, words: str) -> Iterator[Step]:
     for peer in block.peers:
-        yield from block.send("data", block.owned(peer), [peer])
-    yield from block.receive("data", block.owned(block.rank), block.peers)
-    yield from block.send("sum", block.owned(block.rank), block.peers)
+        yield from block.send("data", block.owned(peer), [peer], words)
+    yield from block.receive("data", block.owned(block.rank), block.peers, words)
+    yield from block.send("sum", block.owned(block.rank), block.peers, words)
     for peer in block.peers:
-        yield from block.receive("sum", block.owned(peer), [peer])
+        yield from block.receive("sum", block.owned(peer), [peer], words)
 
 
-def sentinel(block: Block) -> Iterator[Step]:
-    for peer in block.peers:
-        for i in block.mine:
-            yield Put(("data", block.number, block.rank, peer, i), block.cell(peer, "sentinel", block.rank, i), RAW)
-    for peer in block.peers:
-        for i in block.mine:
-            cell = block.cell(block.rank, "sentinel", peer, i)
-            yield Get(("data", block.number, peer, block.rank, i), cell, "filled")
-            if block.design.reset:
-                yield Put(("reset", block.number, peer, block.rank, i), cell, EMPTY)
+def island(block: Block, words: str) -> Iterator[Step]:
+    """Two halves in a chain: the first one's partial sums cross, the second one's results come back."""
+    half = block.ranks // 2
+    first = block.rank // half * half
+    part, partner = block.rank - first, (block.rank + half) % block.ranks
+    own = block.share(part, half)
+    others = {first + owner: block.share(owner, half) for owner in range(half) if owner != part}
+    for peer, packets in others.items():
+        yield from block.send("data", packets, [peer], words)
+    if not first:
+        yield from block.receive("data", own, list(others), words)
+        yield from block.send("partial", own, [partner], "partial " + words)
+        yield from block.receive("result", own, [partner], words)
+    else:
+        yield from block.receive("partial", own, [partner], "partial " + words)
+        yield from block.receive("data", own, list(others), words)
+        yield from block.send("result", own, [partner], words)
+    yield from block.send("sum", own, list(others), words)
+    for peer, packets in others.items():
+        yield from block.receive("sum", packets, [peer], words)
 
 
 def flag(block: Block) -> Iterator[Step]:
@@ -235,17 +274,20 @@ def two_pull(block: Block) -> Iterator[Step]:
 
 
 PROGRAMS: dict[Algorithm, Callable[[Block], Iterator[Step]]] = {
-    "packet": packet,
-    "sentinel": sentinel,
+    "packet": partial(one_shot, words="packet"),
+    "sentinel": partial(one_shot, words="sentinel"),
     "flag": flag,
     "pull": pull,
-    "two-packet": two_packet,
+    "two-packet": partial(two_shot, words="packet"),
+    "two-sentinel": partial(two_shot, words="sentinel"),
     "two-flag": two_flag,
     "two-pull": two_pull,
+    "island-packet": partial(island, words="packet"),
+    "island-sentinel": partial(island, words="sentinel"),
 }
-"""What a block does in a call, by algorithm."""
+"""What a block does in a call, by algorithm. Islands are for even numbers of ranks."""
 
-CARRY_EPOCHS = {"packet": 2, "flag": 1, "second flag": 1}
+CARRY_EPOCHS = {"packet": 2, "partial packet": 2, "flag": 1, "second flag": 1}
 """Regions whose words carry an epoch, and how far apart those words are."""
 
 
@@ -273,19 +315,14 @@ def programs_of(design: Design, ranks: int, calls: Sequence[Call]) -> list[tuple
 
 
 def refreshed(block: Block, used: set[Cell]) -> list[Step]:
-    """This epoch for all words of the slot that carry one and are not ``used`` in this call."""
-
-    def words(home: int, source: int) -> list[tuple[Name, Cell]]:
-        every = [
-            (("fill " + region, block.number, source, home, i), block.cell(home, region, source, spacing * i))
-            for region, spacing in CARRY_EPOCHS.items()
-            for i in range(block.design.capacity)
-        ]
-        return [(name, cell) for name, cell in every if cell not in used]
-
-    puts = [Put(*word, block.epoch) for peer in block.peers for word in words(peer, block.rank)]
-    gets = [Get(*word, block.design.test, block.epoch) for peer in block.peers for word in words(block.rank, peer)]
-    return [*puts, *gets]
+    """This epoch for the rank's own words of the slot that carry one and are not ``used`` in this call."""
+    every = [
+        (("fill " + region, block.number, source, block.rank, i), block.cell(block.rank, region, source, spacing * i))
+        for source in block.peers
+        for region, spacing in CARRY_EPOCHS.items()
+        for i in range(block.design.capacity)
+    ]
+    return [Put(name, cell, block.epoch) for name, cell in every if cell not in used]
 
 
 def assemble(design: Design, ranks: int, calls: Sequence[Call]) -> Machine:
@@ -330,5 +367,5 @@ def assemble(design: Design, ranks: int, calls: Sequence[Call]) -> Machine:
         threads=threads,
         overlap=design.overlap,
         modulus=design.modulus,
-        blank=[EMPTY if cell.region == "sentinel" else (design.first_epoch - 1) % design.modulus for cell in cells],
+        blank=[EMPTY if cell.region in SENTINELS else (design.first_epoch - 1) % design.modulus for cell in cells],
     )

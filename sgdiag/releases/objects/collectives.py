@@ -21,6 +21,10 @@ GROUPS: Mapping[str, str] = MappingProxyType(
 """SGLang's name of a group -> the global that holds it. One object can stand for several groups (attention_tp is tp
 without attention DP): its ``name`` then says which one it was made for."""
 
+NOT_WANTED = "not asked for"
+"""What is said of a group that was made without custom allreduce on purpose: ``world`` in every release, and all groups
+where it is switched off."""
+
 _STATE = "sglang.srt.distributed.parallel_state"
 _CUSTOM = "CustomAllreduce|CustomAllReduceV2"
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from sgdiag.model import Fact, Known, Unknown, combine, unknown
-from sgdiag.releases.objects import BACKENDS, EAGER, GROUPS, VERIFY_MODE, Entry, Schema
+from sgdiag.model.units import GIB
+from sgdiag.releases.objects import BACKENDS, EAGER, GROUPS, NOT_WANTED, VERIFY_MODE, Entry, Schema
 from sgdiag.remote import Status, Tensor
 from sgdiag.sources.objects.fields import fitted, value_type
 from sgdiag.sources.objects.observation import Observation, explained, origin
@@ -17,7 +18,6 @@ from sgdiag.sources.objects.scheduler import BATCHES
 Seen = Mapping[str, Observation]
 Facts = dict[str, Fact[Any]]
 
-_GIB = 2**30
 _TORN = "torn: it changed while it was read"
 _DOES_NOT_SPECULATE = unknown("the server does not speculate")
 _NOT_READ = unknown("not read yet")
@@ -128,7 +128,7 @@ def _with(fact: Known[Any], content: object) -> Known[Any]:
 
 def _bytes(gib: object) -> object:
     # Memory that others gave back meanwhile makes a small use come out below zero.
-    return max(0, round(gib * _GIB)) if isinstance(gib, (int, float)) else gib
+    return max(0, round(gib * GIB)) if isinstance(gib, (int, float)) else gib
 
 
 def _nccl_version(raw: object) -> object:
@@ -231,7 +231,7 @@ def _switch(seen: Seen, group: str, name: str, size: int) -> Fact[str]:
         return unknown("a group of one rank has nothing to reduce")
     if kind.fact.value is None:
         unwanted = name == "custom" and value(seen, f"{group}.wants_custom") is False
-        return _with(kind.fact, "not asked for" if unwanted else "absent")
+        return _with(kind.fact, NOT_WANTED if unwanted else "absent")
     if disabled is not None and disabled.fact.or_else(False) is True:
         return _with(kind.fact, "disabled")
     return _with(kind.fact, "on")
