@@ -111,6 +111,12 @@ def duration(seconds: float) -> str:
     return f"{whole}s"
 
 
+def parse_duration(text: str) -> float | None:
+    """Seconds, written as ``90``, ``90s``, ``1.5m`` or ``1h``; None for anything else."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text, re.ASCII)
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found is not None else None
+
+
 def age(seconds: float) -> str:
     """How long ago, in one unit: ``2s``, ``3m``, ``2h``, ``5d``."""
     return duration(seconds).split(" ")[0]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
 from sgdiag.cli import options
-from sgdiag.model.errors import SgdiagError
+from sgdiag.cli.manual import Command
+from sgdiag.cli.terminal import require_screen
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag", "The server that runs here"),
+        ("sgdiag http://gpu1:30000", "A server of another host: what it tells by HTTP"),
+        ("sgdiag 4242 --url http://127.0.0.1:8000", "A server in a container whose port 30000 is published as 8000"),
+        ("sgdiag server.log", "A log that grows, or one that is left of a server"),
+    ),
+)
 @options.target
 def attach(target: str | None, **how: Any) -> None:
     """Open the terminal UI on TARGET: a pid, a URL or host:port, a recording, or a log file.
@@ -19,8 +27,7 @@ def attach(target: str | None, **how: Any) -> None:
     Without TARGET, the SGLang server that runs on this machine. The server is only read: nothing is paused, and
     nothing is written to it. `?` shows the keys, `q` leaves.
     """
-    if not sys.stdout.isatty():
-        raise SgdiagError("the terminal UI needs a terminal", "use `sgdiag status` for text or `status --json`")
+    require_screen("use `sgdiag status` for text or `status --json`")
     from sgdiag.fixes.answers import judge
     from sgdiag.session.attach import open_feed
     from sgdiag.tui import run

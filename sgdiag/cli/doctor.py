@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sgdiag.cli import options
+from sgdiag.cli.manual import Command, json_output
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
 _STYLES = {"yes": "green", "partly": "yellow", "no": "red", "unknown": "dim"}
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag doctor", "Every server that is found here"),
+        ("sudo sgdiag doctor 4242", "A server of another user"),
+    ),
+)
 @options.target
-@click.option("--json", "as_json", is_flag=True, help='{"examinations": [{"target", "rows"}, …]}.')
+@json_output('{"examinations": [{"target", "rows"}, …]}.', "sgdiag.cli.reports:Examinations")
 def doctor(target: str | None, as_json: bool, **how: Any) -> None:
     """Say what sgdiag can read of TARGET from here, what not, why, and the way out.
 
@@ -31,7 +38,9 @@ def doctor(target: str | None, as_json: bool, **how: Any) -> None:
 
     examinations = examine(target, options.access(**how))
     if as_json:
-        click.echo(msgspec.json.encode({"examinations": examinations}))
+        from sgdiag.cli.reports import Examinations
+
+        click.echo(msgspec.json.encode(Examinations(tuple(examinations))))
     elif sys.stdout.isatty():
         for examination in examinations:
             _print_table(examination)

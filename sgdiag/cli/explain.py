@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sgdiag.cli.findings import print_findings
+from sgdiag.cli.manual import Command, complete_files, json_output
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -24,16 +25,25 @@ _OF_MEMORY = frozenset(
 """Families whose findings are easier to follow beside the balance of the memory."""
 
 
-@click.command()
-@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
-@click.option("--json", "as_json", is_flag=True, help='{"findings": […]}, the most telling first.')
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag explain server.log", "What killed the server, and what to do"),
+        ("sgdiag explain node0.log node1.log.gz", "One server over two nodes"),
+        ("docker logs CONTAINER 2>&1 | sgdiag explain -", "The log of a container"),
+        ("kubectl logs POD --previous | sgdiag explain -", "Of a pod, before it was started again"),
+        ("journalctl -u sglang -o cat | sgdiag explain -", "Of a service"),
+    ),
+)
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_files)
+@json_output('{"findings": […]}, the most telling first.', "sgdiag.cli.reports:Findings")
 @click.pass_context
 def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     """Say what failed first in LOG, why, and what to do about it.
 
-    LOG is a file (also gzip, bzip2 or xz) or - for standard input; several files, one for each rank or node, are read
-    as one story. What surviving ranks say afterwards is told apart from the failure itself. Where nothing known is
-    found the answer is UNKNOWN, with the first failure and the stage it happened in.
+    LOG is a file (also gzip, bzip2, xz or UTF-16) or - for standard input; several files, one for each rank or node,
+    are read as one story. What surviving ranks say afterwards is told apart from the failure itself. Where nothing
+    known is found the answer is UNKNOWN, with the first failure and the stage it happened in.
     """
     import msgspec
 
@@ -43,7 +53,9 @@ def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     incident, found = explain_logs(logs)
     findings = with_fixes(found, incident.snapshot.server.release.or_else(""))
     if as_json:
-        click.echo(msgspec.json.encode({"findings": findings}))
+        from sgdiag.cli.reports import Findings
+
+        click.echo(msgspec.json.encode(Findings(tuple(findings))))
     else:
         _head(incident)
         print_findings(findings, sure=True)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sgdiag.cli.manual import Command, Group, add_options
 from sgdiag.cli.notes import note
+from sgdiag.cli.page import print_page
 from sgdiag.model.errors import ExitCode, RefusedError, SgdiagError
 
 if TYPE_CHECKING:
@@ -21,16 +23,22 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _fix_ids(ctx: click.Context, parameter: click.Parameter, beginning: str) -> list[str]:  # noqa: ARG001 - click's
+    from sgdiag.fixes.catalogue import Catalogue
+
+    return [name for name in Catalogue().ids() if name.startswith(beginning)]
+
+
 def installation(command: F) -> F:
     """The options that say which SGLang is meant; without one, that of this interpreter."""
-    options = (
-        click.option("--sglang", type=click.Path(path_type=Path), help="The package's folder, or a checkout."),
-        click.option("--python", metavar="EXE", help="The interpreter that imports it."),
-        click.option("--pid", type=int, help="A process of a running server."),
+    return add_options(
+        command,
+        (
+            click.option("--sglang", type=click.Path(path_type=Path), help="The package's folder, or a checkout."),
+            click.option("--python", metavar="EXE", help="The interpreter that imports it."),
+            click.option("--pid", type=int, help="A process of a running server."),
+        ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def _engine(sglang: Path | None, python: str | None, pid: int | None) -> Engine:
@@ -52,15 +60,18 @@ def _found(sglang: Path | None, python: str | None, pid: int | None) -> Installa
     return installed.of_python(python) if python is not None else installed.of_this_interpreter()
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def fixes(ctx: click.Context, /) -> None:
+@click.group(cls=Group)
+def fixes() -> None:
     """Fixes for installed SGLang packages: what there is, what it does, what is applied."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
-@fixes.command("list")
+@fixes.command(
+    "list",
+    examples=(
+        ("sgdiag fixes list", "For the SGLang of this Python, if it has one"),
+        ("sgdiag fixes list --pid 4242", "For the SGLang of a running server"),
+    ),
+)
 @installation
 def list_fixes(**which: Any) -> None:
     """List the fixes, and how the SGLang at hand gets each of them."""
@@ -71,10 +82,10 @@ def list_fixes(**which: Any) -> None:
     if engine is not None:
         click.echo(_name(engine))
     for fix in catalogue.all():
-        click.echo(f"{fix.id:32} {fix.title}")
+        click.echo(f"{fix.id}\n    {fix.title}")
         if engine is not None:
             applied = "applied" if fix.id in engine.applied() else _how(engine.delivery(fix))
-            click.echo(f"{'':32} {applied}")
+            click.echo(f"    {applied}")
 
 
 def _engine_or_none(which: dict[str, Any]) -> Engine | None:
@@ -104,15 +115,15 @@ def _how(delivery: Delivery) -> str:
     return words[delivery.how] + (f": {delivery.reason}" if delivery.reason else "")
 
 
-@fixes.command()
-@click.argument("fix_id", metavar="ID")
+@fixes.command(examples=(("sgdiag fixes show kv-memory-advice", "One of them"),))
+@click.argument("fix_id", metavar="ID", shell_complete=_fix_ids)
 def show(fix_id: str) -> None:
     """Print what a fix does, why, and how each release gets it."""
     from sgdiag.fixes.catalogue import Catalogue
 
     catalogue = Catalogue()
     fix = catalogue.fix(fix_id)
-    click.echo(catalogue.readme(fix).rstrip())
+    print_page(f"{catalogue.readme(fix).rstrip()}\n")
     click.echo("\nReleases\n")
     for release, delivery in fix.releases.items():
         click.echo(f"  {release:14} {_how(delivery)}")
@@ -121,7 +132,9 @@ def show(fix_id: str) -> None:
         click.echo(f"Upstream: {link}")
 
 
-@fixes.command()
+@fixes.command(
+    examples=(("sgdiag fixes status --python /opt/sglang/bin/python", "Of the SGLang in that environment"),),
+)
 @installation
 def status(**which: Any) -> None:
     """Say which fixes are applied, whether the files are as they were left, and which servers run older code."""
@@ -136,8 +149,16 @@ def status(**which: Any) -> None:
     _name_old_servers(engine, engine.store.changed_at())
 
 
-@click.command("apply-fix")
-@click.argument("fix_id", metavar="ID")
+@click.command(
+    "apply-fix",
+    cls=Command,
+    examples=(
+        ("sgdiag apply-fix kv-memory-advice --pid 4242 --dry-run", "What would be changed below a running server"),
+        ("sgdiag apply-fix kv-memory-advice --python /opt/sglang/bin/python", "The SGLang of that environment"),
+        ("sgdiag apply-fix kv-memory-advice --export . --release 0.5.23", "The patch and the lines for an image"),
+    ),
+)
+@click.argument("fix_id", metavar="ID", shell_complete=_fix_ids)
 @installation
 @click.option("--dry-run", is_flag=True, help="Print the change as a diff, and make none.")
 @click.option(
@@ -158,25 +179,20 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
         raise click.UsageError("--release goes with --export")
     if export is not None and dry_run:
         raise click.UsageError("--export changes nothing: leave --dry-run out")
+    catalogue = Catalogue()
+    fix = catalogue.fix(fix_id)
     if export is not None:
-        catalogue = Catalogue()
-        fix = catalogue.fix(fix_id)
         _export(catalogue, fix, release or _engine(**which).release(fix), export)
         return
     engine = _engine(**which)
-    fix = engine.catalogue.fix(fix_id)
     delivery = engine.delivery(fix)
     if delivery.how == "native":
         click.echo(f"{_name(engine)} can do this itself; nothing is changed.")
         _print_use(delivery)
         return
-    if not dry_run:
-        _recover(engine)
-    plan = engine.plan_apply(fix)
-    if dry_run:
-        click.echo(_diff(plan), nl=False)
+    plan = _carried_out(engine, lambda: engine.plan_apply(fix), dry_run=dry_run)
+    if plan is None:
         return
-    engine.carry_out(plan)
     try:
         _check_import(engine, fix, plan)
     except KeyboardInterrupt:
@@ -188,26 +204,32 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     _name_old_servers(engine, time.time())
 
 
-@click.command("revert-fix")
-@click.argument("fix_id", metavar="ID")
+@click.command(
+    "revert-fix",
+    cls=Command,
+    examples=(("sgdiag revert-fix kv-memory-advice --python /opt/sglang/bin/python", "In that environment"),),
+)
+@click.argument("fix_id", metavar="ID", shell_complete=_fix_ids)
 @installation
 @click.option("--dry-run", is_flag=True, help="Print the change as a diff, and make none.")
 def revert_fix(fix_id: str, dry_run: bool, **which: Any) -> None:
     """Take the fix ID back: the files are again what they were, byte for byte."""
     engine = _engine(**which)
-    if not dry_run:
-        _recover(engine)
-    plan = engine.plan_revert(fix_id)
-    if dry_run:
-        click.echo(_diff(plan), nl=False)
+    if _carried_out(engine, lambda: engine.plan_revert(fix_id), dry_run=dry_run) is None:
         return
-    engine.carry_out(plan)
     click.echo(f"{fix_id} is taken back from {engine.installation.package}.")
     _name_old_servers(engine, time.time())
 
 
-@click.command("verify-fix")
-@click.argument("fix_id", metavar="ID")
+@click.command(
+    "verify-fix",
+    cls=Command,
+    examples=(
+        ("sgdiag verify-fix kv-memory-advice --python /opt/sglang/bin/python", "In that environment"),
+        ("sgdiag verify-fix kv-memory-advice --pid 4242 --url http://127.0.0.1:30000", "Against a running server"),
+    ),
+)
+@click.argument("fix_id", metavar="ID", shell_complete=_fix_ids)
 @installation
 @click.option("--url", help="Verify against this running server instead of one started for it.")
 @click.pass_context
@@ -218,8 +240,10 @@ def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any
     import subprocess
     import sys
 
+    from sgdiag.fixes.catalogue import Catalogue
+
+    fix = Catalogue().fix(fix_id)
     engine = _engine(**which)
-    fix = engine.catalogue.fix(fix_id)
     if engine.delivery(fix).how == "patch" and fix_id not in engine.applied():
         raise RefusedError(f"{fix_id} is not applied to {engine.installation.package}", f"sgdiag apply-fix {fix_id}")
     if not engine.installation.python:
@@ -243,6 +267,17 @@ def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any
             ran.wait()
             raise
     ctx.exit(ExitCode.FAIL_FOUND if code else ExitCode.OK)
+
+
+def _carried_out(engine: Engine, make_plan: Callable[[], Plan], *, dry_run: bool) -> Plan | None:
+    """The plan that was made and carried out; None for a dry run, which prints it and changes nothing."""
+    if dry_run:
+        click.echo(_diff(make_plan()), nl=False)
+        return None
+    _recover(engine)
+    plan = make_plan()
+    engine.carry_out(plan)
+    return plan
 
 
 def _recover(engine: Engine) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sgdiag.cli import kv_model, options
+from sgdiag.cli.manual import Command, json_output
 from sgdiag.model.errors import SgdiagError
 
 if TYPE_CHECKING:
@@ -21,18 +22,30 @@ FIRST_READ_S = 2.5
 """How long the first readings may take: the log of a long run takes longest."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag kv", "The server that runs here"),
+        ("sgdiag kv server.log --what-if mem-fraction-static=0.9", "A log, and the pool with another fraction"),
+        ("sgdiag kv --rank all 4242", "All ranks, not only the tightest"),
+        ("sgdiag kv --model ./Qwen3-32B --gpu-memory 96GiB --tp 2", "Before there is a server"),
+    ),
+)
 @kv_model.options
 @options.target
 @click.option("--what-if", "flags", multiple=True, metavar="FLAG=VALUE", help="The pool with this flag; repeatable.")
 @click.option("--rank", "label", metavar="RANK", help="The ranks of TP3 or of DP1 TP4, or all; else the tightest one.")
-@click.option("--json", "as_json", is_flag=True, help='{"budgets": […], "what_if": […]}, one of each for each rank.')
+@json_output(
+    '{"budgets": […], "what_if": […]}, one of each for each rank.',
+    "sgdiag.cli.reports:Balance",
+    "sgdiag.cli.reports:ModelPlan",
+)
 def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: bool, **how: Any) -> None:
     """Show what the device memory of TARGET went to, and the smallest and largest workable --mem-fraction-static.
 
-    TARGET is a pid, a URL or host:port, a recording, a log file (also gzip, bzip2 or xz) or - for a log on standard
-    input; without it, the server that runs here. The terms come from the server's log, so a server whose log is not
-    found (--log) has few of them.
+    TARGET is a pid, a URL or host:port, a recording, a log file (also gzip, bzip2, xz or UTF-16) or - for a log on
+    standard input; without it, the server that runs here. The terms come from the server's log, so a server whose log
+    is not found (--log) has few of them.
 
     --what-if takes mem-fraction-static, kv-cache-dtype, max-running-requests, max-total-tokens, page-size,
     context-length, tp-size and speculative-algorithm=none.
@@ -46,20 +59,26 @@ def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: b
     snapshot = _look(target, how)
     budgets = _budgets(snapshot, label, target)
     outcomes = _outcomes(snapshot, budgets, changes)
-    slot = _slot_by_config(snapshot)
+    slot = _slot_by_config(snapshot, target)
     if as_json:
-        click.echo(msgspec.json.encode({"budgets": budgets, "what_if": outcomes, "slot_bytes_by_config": slot}))
+        from sgdiag.cli.reports import Balance
+
+        report = Balance(budgets=tuple(budgets), what_if=tuple(outcomes), slot_bytes_by_config=slot)
+        click.echo(msgspec.json.encode(report))
         return
     from sgdiag.cli.kv_screen import print_budgets
 
     print_budgets(snapshot, budgets, outcomes, slot)
 
 
-def _slot_by_config(snapshot: Snapshot) -> Fact[int]:
+def _slot_by_config(snapshot: Snapshot, target: str | None) -> Fact[int]:
     """Bytes of one token slot on one rank by the model's own configuration, where its files are on this host."""
     from sgdiag.model import Known, unknown
+    from sgdiag.session.attach import recording_named
     from sgdiag.sources.model_plan import cell_size_at
 
+    if recording_named(target) is not None:
+        return unknown("a recording does not hold the model's configuration, and what is on this host may be another")
     args = snapshot.server.args
     if not isinstance(args, Known) or not args.value.get("model_path"):
         return unknown("the server's arguments are not known")

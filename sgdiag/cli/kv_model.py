@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sgdiag.cli.manual import GroupedOption, ParamType, add_options
 from sgdiag.model.errors import SgdiagError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"": 2**30, "g": 2**30, "gb": 2**30, "gib": 2**30, "m": 2**20, "mb": 2**20, "mib": 2**20}
 
 
-class Memory(click.ParamType[int]):
+class Memory(ParamType[int]):
     """Bytes, as `96GiB`, `96` or `97887MiB`; GB is read as SGLang prints it, which is GiB."""
 
     name = "size"
@@ -34,14 +35,16 @@ class Memory(click.ParamType[int]):
         return round(float(found[1]) * _UNITS[found[2]])
 
 
+_option = functools.partial(click.option, cls=GroupedOption, group="Planning without a server")
+
 _OPTIONS = (
-    click.option("--model", help="Plan for this model instead: its directory, or owner/name in the cache."),
-    click.option("--gpu-memory", type=Memory(), help="With --model: memory of one GPU, such as 96GiB."),
-    click.option("--tp", type=click.IntRange(1, 4096), help="With --model: tensor-parallel ranks; else 1."),
-    click.option("--arg", "arguments", multiple=True, metavar="FLAG=VALUE", help="With --model: a server argument."),
-    click.option("--draft-model", help="With --model: the draft model, where it is one of its own."),
-    click.option("--release", help="With --model: the SGLang release; else the newest known."),
-    click.option("--free-before-load", type=Memory(), help="With --model: memory free before loading, if known."),
+    _option("--model", help="Plan for this model: its directory, or owner/name in the cache."),
+    _option("--gpu-memory", type=Memory(), help="Memory of one GPU, such as 96GiB."),
+    _option("--tp", type=click.IntRange(1, 4096), help="Tensor-parallel ranks; else 1."),
+    _option("--arg", "arguments", multiple=True, metavar="FLAG=VALUE", help="A server argument; repeatable."),
+    _option("--draft-model", help="The draft model, where it is one of its own."),
+    _option("--release", help="The SGLang release; else the newest known."),
+    _option("--free-before-load", type=Memory(), help="Memory free before loading, if known."),
 )
 
 
@@ -68,9 +71,7 @@ def options(command: F) -> F:
         plan_for(model, what_if=what_if, as_json=as_json, **own)
 
     wrapped: Any = look_or_plan
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    result: F = wrapped
+    result: F = add_options(wrapped, _OPTIONS)
     return result
 
 
@@ -127,14 +128,19 @@ def plan_for(
     made = plan(flags)
     others = [(flag, plan_or_problem(wanted)) for flag, wanted in changed]
     if as_json:
-        report = {
-            "model": str(files.folder),
-            "release": chosen,
-            "gpu_memory_bytes": gpu_memory,
-            "flags": flags,
-            "plan": made,
-            "what_if": [{"flag": flag, "problem" if isinstance(one, str) else "plan": one} for flag, one in others],
-        }
+        from sgdiag.cli.reports import Changed, ModelPlan
+
+        report = ModelPlan(
+            model=str(files.folder),
+            release=chosen,
+            gpu_memory_bytes=gpu_memory,
+            flags=flags,
+            plan=made,
+            what_if=tuple(
+                Changed(flag=flag, problem=one) if isinstance(one, str) else Changed(flag=flag, plan=one)
+                for flag, one in others
+            ),
+        )
         click.echo(msgspec.json.encode(report))
         return
     from rich.console import Console

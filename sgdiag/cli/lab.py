@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
+from sgdiag.cli.manual import Group, json_output
 from sgdiag.cli.notes import note
 from sgdiag.model.errors import ExitCode
 
@@ -41,7 +41,7 @@ def _reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-@click.group()
+@click.group(cls=Group)
 def lab() -> None:
     """A real SGLang server on this machine's CPU, with tiny models whose output is known.
 
@@ -54,7 +54,13 @@ def lab() -> None:
     """
 
 
-@lab.command()
+@lab.command(
+    examples=(
+        ("sgdiag lab up --speculative", "The newest release, with EAGLE-3"),
+        ("sgdiag lab up --sglang 0.5.12.post1 --tp 2", "An older one on two ranks"),
+        ("sgdiag lab up -- --page-size 4", "With a flag of SGLang's own"),
+    ),
+)
 @click.option("--sglang", "release", metavar="RELEASE", help="SGLang release to serve; the newest known by default.")
 @click.option("--speculative", is_flag=True, help="Speculate with an EAGLE-3 draft, 3 steps.")
 @click.option("--topk", default=1, show_default=True, help="Branches drafted per step; above 1, trees of 16 tokens.")
@@ -107,7 +113,12 @@ def up(
     note(f"end it with: sgdiag lab down {started.name}")
 
 
-@lab.command()
+@lab.command(
+    examples=(
+        ("sgdiag lab load", "The only server, for 20 seconds"),
+        ("sgdiag lab load lab-0.5.23 --concurrency 32 --requests 500", "That one, with 500 requests"),
+    ),
+)
 @click.argument("name", required=False)
 @click.option("--concurrency", default=8, show_default=True, help="Requests in flight.")
 @click.option("--seconds", type=float, help="Stop after that long; 20 unless --requests is given.")
@@ -116,7 +127,7 @@ def up(
 @click.option(
     "--heed-eos", is_flag=True, help="Let SGLang guess how long outputs get, so that it admits more and may retract."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_output("Print the result as JSON.", "sgdiag.lab.loading:LoadResult")
 @_reports_errors
 def load(
     name: str | None,
@@ -140,7 +151,7 @@ def load(
         note(f"note: SGLang {target.release} speculates at about 2 tokens/s here")
     result = api.load(target, concurrency, max_new_tokens, requests=requests, seconds=seconds, ignore_eos=not heed_eos)
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(result)))
+        click.echo(msgspec.json.encode(result))
     else:
         _print_load(result)
     if result.interrupted:
@@ -149,7 +160,7 @@ def load(
         raise click.exceptions.Exit(ExitCode.FAIL_FOUND)
 
 
-@lab.command()
+@lab.command(examples=(("sgdiag lab down", "The only server"), ("sgdiag lab down --all", "All of them")))
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="End all of them.")
 @_reports_errors
@@ -179,28 +190,35 @@ def down(name: str | None, every: bool) -> None:
         raise failed[-1]
 
 
-@lab.command()
-@click.option("--json", "as_json", is_flag=True, help="Print everything known, as JSON.")
+@lab.command(examples=(("sgdiag lab status", "What runs"),))
+@json_output("Print everything known, as JSON.", "sgdiag.lab.state:Listing")
 @_reports_errors
 def status(as_json: bool) -> None:
     """List the servers.
 
     One line each: name, state, release, what it does, URL, pid of the launcher.
     """
+    import msgspec
+
     from sgdiag import lab as api
 
     known = api.labs()
     described = [api.describe(each) for each in known]
     if as_json:
-        click.echo(json.dumps(described))
+        click.echo(msgspec.json.encode(described))
         return
     if not known:
         note("no lab is running; start one with: sgdiag lab up")
     for each, facts in zip(known, described, strict=True):
-        click.echo(f"{each.name:28} {facts['status']:9} {each.release:13} {_what(each):24} {each.url} pid {each.pid}")
+        click.echo(f"{each.name:28} {facts.status:9} {each.release:13} {_what(each):24} {each.url} pid {each.pid}")
 
 
-@lab.command()
+@lab.command(
+    examples=(
+        ("sgdiag lab build", "The newest release"),
+        ("sgdiag lab build --sglang 0.5.9 --sglang 0.5.20", "Two others"),
+    ),
+)
 @click.option("--sglang", "wanted", multiple=True, metavar="RELEASE", help="A release; may be given several times.")
 @click.option("--all", "every", is_flag=True, help="Every known release.")
 @_reports_errors

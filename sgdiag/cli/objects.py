@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sgdiag.cli import options
+from sgdiag.cli.manual import Command, json_output
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -17,11 +18,21 @@ MAX_CHARACTERS = 4000
 """How much of one value is printed as text; --json prints it all."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag objects 4242", "All that sgdiag knows to look for"),
+        ("sgdiag objects 4242 scheduler.running_batch.spec_info", "One object"),
+        ("sgdiag objects 4242 --watch 'len(scheduler.waiting_queue)'", "A number, again every second"),
+    ),
+)
 @options.target
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--rank", type=int, help="One scheduler only, by its place from 0 on: the TP rank, mostly.")
-@click.option("--json", "as_json", is_flag=True, help='One object a line: {"at", "ranks": [{"rank", "lines", …}, …]}.')
+@json_output(
+    'One object a line: {"at", "ranks": [{"rank", "lines", …}, …]}.',
+    "sgdiag.cli.reports:Objects",
+)
 @click.option("--watch", is_flag=True, help="Again every second until interrupted.")
 def objects(
     target: str | None, paths: tuple[str, ...], rank: int | None, as_json: bool, watch: bool, **how: Any

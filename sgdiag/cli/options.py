@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sgdiag.cli.manual import GroupedOption, ParamType, add_options, complete_files
 from sgdiag.model.errors import SgdiagError
 
 if TYPE_CHECKING:
@@ -23,30 +24,29 @@ MAX_KEY_BYTES = 64 * 2**10
 
 def target(command: F) -> F:
     """The TARGET argument and the options of `access`."""
-    options = (
-        click.argument("target", required=False),
-        click.option("--log", type=_FILE, help="The server's log, where its file descriptors do not lead to it."),
-        click.option("--url", help="The server's address, where a pid does not lead to it (a container's port)."),
-        click.option(
-            "--api-key-file", type=_FILE, help="File with the server's API key (or set SGDIAG_API_KEY; never on argv)."
-        ),
-        click.option(
-            "--admin-key-file",
-            type=_FILE,
-            help="The same for its admin key (or SGDIAG_ADMIN_API_KEY).",
-        ),
-        click.option("--ca-file", type=_FILE, help="CA certificate that signed the server's own."),
-        click.option("--insecure", is_flag=True, help="Accept any TLS certificate."),
-        click.option("--no-objects", is_flag=True, help="Do not look into the schedulers' memory."),
-        click.option(
-            "--no-exec",
-            is_flag=True,
-            help="Never run the server's Python, not even a child of its own that measures how objects lie in memory.",
+    option = functools.partial(click.option, cls=GroupedOption, group="Reaching the server")
+    return add_options(
+        command,
+        (
+            click.argument("target", required=False, shell_complete=complete_files),
+            option("--log", type=_FILE, help="The server's log, where its file descriptors do not lead to it."),
+            option("--url", help="The server's address, where a pid does not lead to it (a container's port)."),
+            option(
+                "--api-key-file",
+                type=_FILE,
+                help="File with the server's API key (or set SGDIAG_API_KEY; never on argv).",
+            ),
+            option("--admin-key-file", type=_FILE, help="The same for its admin key (or SGDIAG_ADMIN_API_KEY)."),
+            option("--ca-file", type=_FILE, help="CA certificate that signed the server's own."),
+            option("--insecure", is_flag=True, help="Accept any TLS certificate."),
+            option("--no-objects", is_flag=True, help="Do not look into the schedulers' memory."),
+            option(
+                "--no-exec",
+                is_flag=True,
+                help="Never run the server's Python, not even to measure how its objects lie in memory.",
+            ),
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def access(
@@ -91,15 +91,17 @@ def _first_line(file: Path) -> str:
     return line
 
 
-class Duration(click.ParamType[float]):
+class Duration(ParamType[float]):
     """Seconds, as `90`, `90s`, `5m` or `1h`."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from sgdiag.analysis.format import parse_duration
+
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
-        if found is None:
+        seconds = parse_duration(str(value))
+        if seconds is None:
             self.fail(f"{value!r} is not a duration; write 90, 90s, 5m or 1h", param, ctx)
-        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+        return seconds

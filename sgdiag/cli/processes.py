@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.notes import note
 from sgdiag.model.errors import ExitCode
 
@@ -19,7 +20,15 @@ LIMIT_S = 30.0
 """How long the look may take: a process that the kernel holds, or a driver that hangs, blocks whoever asks."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag processes", "Why the next server will not start"),
+        ("sgdiag processes --port 30000", "Who holds the ports of that server"),
+        ("sgdiag processes --reap", "What a dead server left, and what would be ended and removed"),
+        ("sgdiag processes --reap --yes 4242 4243", "These two, without a question"),
+    ),
+)
 @click.argument("pids", nargs=-1, type=click.IntRange(min=1), metavar="[PID]...")
 @click.option(
     "--port",
@@ -30,18 +39,18 @@ LIMIT_S = 30.0
 )
 @click.option("--reap", is_flag=True, help="Say what would be ended and removed, and why; --yes does it.")
 @click.option("--yes", is_flag=True, help="With --reap: do it without asking.")
-@click.option("--json", "as_json", is_flag=True, help='{"survey"}, with --reap {"survey", "plan", "report"}.')
+@json_output('{"survey"}, with --reap {"survey", "plan", "report"}.', "sgdiag.cli.reports:Processes")
 @click.pass_context
 def processes(
     ctx: click.Context, /, pids: tuple[int, ...], ports: tuple[int, ...], reap: bool, yes: bool, as_json: bool
 ) -> None:
     """Say who holds GPU memory, ports and shared memory on this host, and which of it is left over.
 
+    The exit status is 1 if a process of SGLang is proven to have lost its launcher, as `sgdiag check` says it.
+
     --reap is for what SGLang left behind: processes of this user that are proven to have lost their launcher, and
     their files under /dev/shm. With PIDs it is about those alone. It changes nothing without --yes or your answer.
     """
-    import msgspec
-
     from sgdiag.analysis.leftovers import make_plan
     from sgdiag.session.limits import within
     from sgdiag.sources.leftovers.survey import survey
@@ -51,17 +60,17 @@ def processes(
     found = within(LIMIT_S, lambda: survey(_gpus(), ports))
     if not reap:
         if as_json:
-            click.echo(msgspec.json.encode({"survey": found}))
+            _print_json(found)
         else:
             _print_survey(found)
-        return
+        ctx.exit(ExitCode.FAIL_FOUND if found.of_kind("orphan") else ExitCode.OK)
     plan = make_plan(found, frozenset(pids))
     _require_known(found, pids)
     if not as_json:
         _print_plan(plan)
     report = _carry_out(plan, yes=yes, may_ask=not as_json)
     if as_json:
-        click.echo(msgspec.json.encode({"survey": found, "plan": plan, "report": report}))
+        _print_json(found, plan, report)
     elif report is not None:
         _print_report(report)
     ctx.exit(_exit_code(plan, report, asked=bool(pids)))
@@ -116,6 +125,14 @@ def _exit_code(plan: Plan, report: Report | None, *, asked: bool) -> ExitCode:
     if report is not None:
         return ExitCode.OK if report.complete else ExitCode.FAIL_FOUND
     return ExitCode.REFUSED if asked and plan.empty else ExitCode.OK
+
+
+def _print_json(*told: Any) -> None:
+    import msgspec
+
+    from sgdiag.cli.reports import Processes
+
+    click.echo(msgspec.json.encode(Processes(*told)))
 
 
 def _print_survey(found: Survey) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sgdiag.cli import options
+from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.notes import note
 from sgdiag.model.errors import ExitCode, SgdiagError
 
@@ -33,12 +34,20 @@ MAX_HEADS = 4
 """Of how many ranks with one stack all is printed without --threads: the verdict must not leave a small screen."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag stacks", "The server that runs here: it hangs, so which rank, and in what"),
+        ("sgdiag stacks --seconds 30 4242", "Longer looks, for a server that is only slow"),
+        ("sgdiag stacks --threads --allow-pause 4242", "All threads, with native frames; pauses the server briefly"),
+    ),
+)
 @options.target
 @click.option("--seconds", type=options.Duration(), default=WATCH_S, show_default=True, help="Look at most this long.")
 @click.option("--threads", "all_threads", is_flag=True, help="All threads, not only those that run the model.")
-@click.option(
-    "--json", "as_json", is_flag=True, help='One object a look: {"at", "verdict", "ranks": […], "groups": […]}.'
+@json_output(
+    'One object a look: {"at", "verdict", "ranks": […], "groups": […]}.',
+    "sgdiag.cli.reports:Stacks",
 )
 @click.option("--watch", is_flag=True, help="Again every second until interrupted.")
 @click.option(
@@ -104,11 +113,12 @@ def _json(snapshot: Snapshot) -> bytes:
     import msgspec
 
     from sgdiag.analysis.hangs import grouped, suspects_first
+    from sgdiag.cli.reports import Stacks
     from sgdiag.rules.hangs import stances, verdict
 
     told, found = verdict(snapshot), stances(snapshot)
     groups = suspects_first(grouped((one.name, one.stack) for one in found), told)
-    return msgspec.json.encode({"at": snapshot.at, "verdict": told, "ranks": found, "groups": groups})
+    return msgspec.json.encode(Stacks(at=snapshot.at, verdict=told, ranks=tuple(found), groups=groups))
 
 
 def _text(snapshot: Snapshot, all_threads: bool) -> list[str]:

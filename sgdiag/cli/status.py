@@ -10,14 +10,22 @@ from typing import Any
 import click
 
 from sgdiag.cli import options
+from sgdiag.cli.manual import Command, json_output
 
 FIRST_READ_S = 0.7
 """How long the first readings may take; what has not answered by then is shown as such."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("sgdiag status", "The server that runs here"),
+        ("sgdiag status --json 4242 | jq '.ranks[].kv.usage_ratio'", "One value for a script, with its source"),
+        ("sgdiag status --watch http://gpu1:30000", "A server of another host, again every second"),
+    ),
+)
 @options.target
-@click.option("--json", "as_json", is_flag=True, help="The whole snapshot as JSON, one object a line.")
+@json_output("The whole snapshot as JSON, one object a line.", "sgdiag.model:Snapshot")
 @click.option("--watch", is_flag=True, help="Again every second until interrupted.")
 def status(target: str | None, as_json: bool, watch: bool, **how: Any) -> None:
     """Print what TARGET is made of and how it is doing.

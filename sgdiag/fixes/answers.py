@@ -43,9 +43,9 @@ def _is_bad(finding: Finding) -> bool:
 
 
 def _helps(delivery: Delivery, finding: Finding) -> bool:
-    """A setting helps where the finding's own advice asks for it: the same symptom has other causes, too."""
-    if delivery.how == "patch":
-        return True
+    """What takes a setting helps where the finding's own advice asks for it: the same symptom has other causes, too."""
     settings = {*delivery.flags, *delivery.environment}
     asked = " ".join(advice.command for advice in finding.advice)
-    return delivery.how == "native" and any(setting in asked for setting in settings)
+    if delivery.how == "patch" and not settings:
+        return True
+    return delivery.how in ("native", "patch") and any(setting in asked for setting in settings)

@@ -163,7 +163,7 @@ class Store:
                 )
             if there != new:
                 self._put(path, new, journal.goal.files.get(path) or before.files.get(path))
-            _forget_bytecode(self._root / path)
+            self._clear(path, gone=not new)
         if journal.goal.applied:
             self._write(self.folder / _STATE, msgspec.json.encode(journal.goal))
         else:
@@ -177,7 +177,7 @@ class Store:
         for path, changed in self.state().files.items():
             if not changed.pristine and sha256(self.content(path)) == changed.now:
                 self._put(path, "", None)
-                _forget_bytecode(self._root / path)
+                self._clear(path, gone=True)
         (self.folder / _STATE).unlink(missing_ok=True)
 
     def _put(self, path: str, digest: str, known: Changed | None) -> None:
@@ -197,6 +197,21 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside.replace(target)
         _sync(target.parent)
+
+    def _clear(self, path: str, *, gone: bool) -> None:
+        """Removes compiled forms of a file that was changed; of one that is gone also the folders that it leaves empty,
+        which no package has."""
+        target = self._root / path
+        _forget_bytecode(target)
+        for folder in target.parents if gone else ():
+            if folder == self._root / "sglang":
+                break
+            with contextlib.suppress(OSError):
+                (folder / "__pycache__").rmdir()
+            try:
+                folder.rmdir()
+            except OSError:
+                break
 
     def _keep(self, where: str, content: bytes | None) -> None:
         if content is None:

@@ -18,7 +18,7 @@ from sgdiag.lab import build, command, home, loading, processes, releases, state
 from sgdiag.lab.client import Client
 from sgdiag.lab.command import Wanted
 from sgdiag.lab.errors import LabError
-from sgdiag.lab.state import Lab, Member
+from sgdiag.lab.state import Described, Lab, Member, Status
 
 Progress = Callable[[str], None]
 
@@ -297,13 +297,13 @@ def _forget_dead() -> set[str]:
     return alive
 
 
-def describe(lab: Lab) -> dict[str, object]:
+def describe(lab: Lab) -> Described:
     """The lab for output: its state without the API key, and what `status` says of it."""
-    return state.describe(lab) | {"status": status(lab, processes.members(lab))}
+    return state.describe(lab, status(lab, processes.members(lab)))
 
 
-def status(lab: Lab, living: Sequence[Member]) -> str:
-    """`running`, `starting`, `orphaned` (the launcher is dead, others live: run down) or `dead`, by its processes."""
+def status(lab: Lab, living: Sequence[Member]) -> Status:
+    """What the lab's processes say of it."""
     if any(member.pid == lab.pid for member in living):
         return "running" if lab.ready else "starting"
     return "orphaned" if living else "dead"

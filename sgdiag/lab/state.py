@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -49,6 +50,19 @@ class Lab(msgspec.Struct, frozen=True):
     shared: tuple[str, ...] = ()
     ready: bool = False
     start_s: float = 0.0
+
+
+Status: TypeAlias = Literal["running", "starting", "orphaned", "dead"]
+"""``orphaned``: the launcher is dead and others live; run down."""
+
+
+class Described(Lab, frozen=True, kw_only=True):
+    """A lab server as it is shown."""
+
+    status: Status
+
+
+Listing: TypeAlias = tuple[Described, ...]
 
 
 def valid_name(name: str) -> str:
@@ -102,11 +116,11 @@ def read_all() -> list[Lab]:
     return [lab for lab in found if lab is not None]
 
 
-def describe(lab: Lab) -> dict[str, object]:
+def describe(lab: Lab, status: Status) -> Described:
     """The lab for output: everything but the API key itself."""
-    described: dict[str, object] = msgspec.to_builtins(lab)
-    described["api_key"] = None if lab.api_key is None else "(set)"
-    described["args"] = [
-        "(set)" if before == "--api-key" else word for before, word in zip(("", *lab.args), lab.args, strict=False)
-    ]
-    return described
+    args = ("(set)" if before == "--api-key" else word for before, word in zip(("", *lab.args), lab.args, strict=False))
+    known = msgspec.structs.asdict(lab) | {
+        "api_key": None if lab.api_key is None else "(set)",
+        "args": tuple(args),
+    }
+    return Described(**known, status=status)

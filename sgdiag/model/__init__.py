@@ -8,6 +8,7 @@ from sgdiag.model.ranks import RankId, reporting_rank
 from sgdiag.model.snapshot import (
     SCHEMA_VERSION,
     Activity,
+    AllreduceBench,
     Batch,
     Collectives,
     Communicator,
@@ -49,6 +50,7 @@ __all__ = [
     "STAGES",
     "Activity",
     "Advice",
+    "AllreduceBench",
     "Batch",
     "Collectives",
     "Communicator",

@@ -278,6 +278,7 @@ class Communicator(_Part, frozen=True, kw_only=True):
     pynccl: Fact[str] = NOT_ASKED
     symmetric_memory: Fact[str] = NOT_ASKED
     pcie_ipc: Fact[str] = NOT_ASKED
+    sgdiag_pcie: Fact[str] = NOT_ASKED
 
 
 NcclRankState: TypeAlias = Literal["init", "running", "finalize", "abort", "absent", "unresponsive", "dead"]
@@ -363,9 +364,21 @@ class NcclLog(_Part, frozen=True, kw_only=True):
     allocated_bytes: dict[int, int] = {}
 
 
+class AllreduceBench(msgspec.Struct, frozen=True):
+    """What `sgdiag bench-allreduce` once measured on these GPUs, at unix time ``at``: the kernels of the fix
+    pcie-allreduce are faster than NCCL up to ``last_bytes`` (0: at no size), by ``saved_us`` microseconds for each call
+    at best. ``gpus`` are UUIDs by rank."""
+
+    at: float
+    gpus: tuple[str, ...]
+    last_bytes: int
+    saved_us: float
+
+
 class Collectives(_Part, frozen=True, kw_only=True):
     """What the ranks use to talk to each other. ``environment`` is that of a scheduler process, not of a shell, and
-    ``interfaces`` are the network interfaces that this process sees."""
+    ``interfaces`` are the network interfaces that this process sees. ``benches``: kept benchmarks of this host, newest
+    first."""
 
     nccl_version: Fact[str] = NOT_ASKED
     environment: Fact[dict[str, str]] = NOT_ASKED
@@ -373,6 +386,7 @@ class Collectives(_Part, frozen=True, kw_only=True):
     communicators: tuple[Communicator, ...] = ()
     ras: Fact[NcclRas] = NOT_ASKED
     nccl_log: Fact[NcclLog] = NOT_ASKED
+    benches: Fact[tuple[AllreduceBench, ...]] = NOT_ASKED
 
 
 class Process(_Part, frozen=True, kw_only=True):

@@ -126,6 +126,3 @@ GRAPH_SETS: Mapping[str, str] = MappingProxyType(
     }
 )
 """SGLang's names of graph phases (0.5.18+: ``memory_usage.graph``, ``graph_memory_usage_gb{phase}``) to sgdiag's."""
-
-GIB = 1 << 30
-"""Bytes in what SGLang calls a GB, in every endpoint, metric and log line."""

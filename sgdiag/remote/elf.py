@@ -47,7 +47,7 @@ class ElfFile:
             (start,) = struct.unpack_from("<Q", self._data, 32)
             size, count = struct.unpack_from("<HH", self._data, 54)
             self._segments = [self._segment(start + size * i) for i in range(count)]
-        except (struct.error, ElfError) as error:
+        except (struct.error, OverflowError, ElfError) as error:
             self._data.close()
             raise ElfError(str(error)) from None
 
@@ -98,7 +98,8 @@ class ElfFile:
         if not {_DT_STRTAB, _DT_SYMTAB, _DT_STRSZ} <= dynamic.keys():
             return None
         strings, symbols = self._offset(dynamic[_DT_STRTAB]), self._offset(dynamic[_DT_SYMTAB])
-        found = self._data.find(b"\0" + name + b"\0", strings, strings + dynamic[_DT_STRSZ])
+        end = min(strings + dynamic[_DT_STRSZ], len(self._data))
+        found = self._data.find(b"\0" + name + b"\0", strings, end)
         if found < 0:
             return None
         wanted = found + 1 - strings
@@ -120,5 +121,7 @@ class ElfFile:
     def _offset(self, address: int) -> int:
         for segment in self._segments:
             if segment.kind == _PT_LOAD and segment.address <= address < segment.address + segment.size:
-                return address - segment.address + segment.offset
+                offset = address - segment.address + segment.offset
+                if offset < len(self._data):
+                    return offset
         raise ElfError("a table lies outside the file")

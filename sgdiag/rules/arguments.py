@@ -46,7 +46,7 @@ def server_argument_changed(snapshot: Snapshot) -> Finding | None:
         cause="; ".join(reasons),
         told="each change is at most one line among many, near the server arguments at the start of the log",
         advice=(
-            Advice("look for the reason near the server arguments in the log", "sgdiag attach, log screen"),
+            Advice("look for the reason near the server arguments, on the log screen", "sgdiag attach"),
             Advice(
                 "give the value that runs, or remove what excludes the one that was asked for",
                 " ".join(dict.fromkeys(_flag(change.argument) for change in changes)),

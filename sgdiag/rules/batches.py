@@ -57,7 +57,7 @@ def spec_info_width_mismatch(snapshot: Snapshot) -> Finding | None:
             "next forward pass fails with two tensor sizes that do not match, or reads past the end of one"
         ),
         advice=(
-            Advice("look at spec_info beside its batch", "sgdiag attach, speculation screen"),
+            Advice("look at spec_info beside its batch, on the speculation screen", "sgdiag attach"),
             Advice(
                 "if SGLang is patched to switch speculation at run time, rebuild batch.spec_info at the switch",
                 effect="the widths agree again",
@@ -148,7 +148,7 @@ def out_cache_loc_mismatch(snapshot: Snapshot) -> Finding | None:
             "keys and values then land in slots of other requests, or the forward pass fails"
         ),
         advice=(
-            Advice("look at the batch beside its slots", "sgdiag attach, speculation screen"),
+            Advice("look at the batch beside its slots, on the speculation screen", "sgdiag attach"),
             Advice(
                 "if SGLang is patched, allocate again wherever the width or the mode of a batch changes",
                 effect="one slot for each token",

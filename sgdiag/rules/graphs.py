@@ -79,8 +79,8 @@ def _capture_more(snapshot: Snapshot, missed: list[Rank], graphs: GraphSet | Non
     """Sizes up to the limit of running requests, and what they cost if each costs what one did so far."""
     if graphs is None:
         return Advice(
-            "compare mode and width of the batch with what was captured",
-            "sgdiag attach, graphs screen",
+            "compare mode and width of the batch with what was captured, on the graphs screen",
+            "sgdiag attach",
             "why none fits",
         )
     wanted = max(max(rank.max_running_requests.or_else(0), rank.running_requests.or_else(0)) for rank in missed)

@@ -43,9 +43,13 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
         advice=(
             *(
                 explain_log(snapshot, "names what failed first, why, and what to do")
-                or (Advice("read what it said last", "sgdiag attach, log screen", "the first error names the rank"),)
+                or (
+                    Advice(
+                        "read what it said last, on the log screen", "sgdiag attach", "the first error names the rank"
+                    ),
+                )
             ),
-            Advice("look for ranks that outlived it", "sgdiag doctor", "an orphaned scheduler holds GPU memory"),
+            Advice("look for ranks that outlived it", "sgdiag processes", "an orphaned scheduler holds GPU memory"),
         ),
     )
 

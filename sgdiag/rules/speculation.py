@@ -211,5 +211,5 @@ def spec_requested_but_off(snapshot: Snapshot) -> Finding | None:
             Evidence(runs.source, "no speculative worker runs"),
         ),
         cause="SGLang dropped the request at start-up; its log says why near the server arguments",
-        advice=(Advice("read the first hundred lines of the log", "sgdiag attach, log screen"),),
+        advice=(Advice("read the first hundred lines of the log, on the log screen", "sgdiag attach"),),
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sgdiag.model import NOT_ASKED, Fact, Known, KvPool, RankMemory, Unknown, unknown
-from sgdiag.releases.endpoints import GIB
+from sgdiag.model.units import GIB
 
 P = TypeVar("P", bound=msgspec.Struct)
 N = TypeVar("N", int, float)

@@ -10,7 +10,7 @@ import msgspec
 
 from sgdiag.model import Fact, Known, unknown
 from sgdiag.releases.processes import parse_python
-from sgdiag.sources.procfs import ProcFs, parse_mapped_files, read_bounded
+from sgdiag.sources.procfs import ProcFs, parse_mapped_files, text_or_nothing
 
 _MAX_FOLDERS = 2048
 _VERSION = re.compile(
@@ -110,7 +110,7 @@ def _install_in(root: Path, folder: str) -> Install | None:
         if not (package / "__init__.py").is_file():
             return None
         for name in ("_version.py", "version.py"):
-            if match := _VERSION.search(_text(package / name)):
+            if match := _VERSION.search(text_or_nothing(package / name)):
                 return Install(folder, match[1], f"{folder}/sglang/{name}")
         records = [path.name for path in within.glob("sglang-*.dist-info")]
     except OSError:
@@ -127,7 +127,7 @@ def _editable_in(root: Path, folder: str) -> Install | None:
         return None
     try:
         for path in (root / folder.lstrip("/")).glob("__editable__*sglang*"):
-            text = _text(path)
+            text = text_or_nothing(path)
             match = _EDITABLE_MAPPING.search(text)
             target = str(Path(match[1]).parent) if match else text.strip().split("\n")[0]
             if target.startswith("/") and (install := _install_in(root, target)):
@@ -135,10 +135,3 @@ def _editable_in(root: Path, folder: str) -> Install | None:
     except OSError:
         pass
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bounded(path, 64 << 10).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""

@@ -11,10 +11,9 @@ import msgspec
 
 from sgdiag.model import Fact, Known, unknown
 from sgdiag.releases.packages import KERNEL_PACKAGES, SGLANG, distribution_name
-from sgdiag.sources.procfs import ProcFs, parse_mapped_files, read_bounded
+from sgdiag.sources.procfs import ProcFs, parse_mapped_files, text_or_nothing
 
 _DEFAULT_TOOLKIT = "/usr/local/cuda"
-_MAX_TEXT_BYTES = 1 << 20
 _MAX_RECORDS = 5000
 
 _TORCH_CUDA = re.compile(r"^cuda\s*(?::[^=\n]+)?=\s*(?:'(\d[\d.]*)'|None)", re.MULTILINE)
@@ -72,14 +71,14 @@ def _pinned(record: tuple[str, Path] | None, folder: str) -> Fact[dict[str, str]
     if record is None:
         return unknown(f"{folder} has no record of SGLang's own requirements")
     version, path = record
-    found = {distribution_name(name): pin for name, pin in _PINNED.findall(_text(path / "METADATA"))}
+    found = {distribution_name(name): pin for name, pin in _PINNED.findall(text_or_nothing(path / "METADATA"))}
     pins = {name: pin for name, pin in found.items() if name in KERNEL_PACKAGES}
     source = f"file:{folder}/{path.name}/METADATA"
     return Known(pins, source) if pins else unknown(f"SGLang {version} pins none of these packages")
 
 
 def _torch_cuda(site: Path, folder: str) -> Fact[str]:
-    match = _TORCH_CUDA.search(_text(site / "torch" / "version.py"))
+    match = _TORCH_CUDA.search(text_or_nothing(site / "torch" / "version.py"))
     if match is None:
         return unknown(f"{folder}/torch/version.py does not name a CUDA version")
     if match[1] is None:
@@ -91,7 +90,9 @@ def _toolkit(root: Path, environment: Mapping[str, str]) -> Fact[str]:
     """The toolkit that compilers at run time use: CUDA_HOME, else the usual place."""
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH") or _DEFAULT_TOOLKIT
     place = root / home.lstrip("/")
-    version = _in_json(_text(place / "version.json")) or _in_header(_text(place / "include" / "cuda.h"))
+    version = _in_json(text_or_nothing(place / "version.json")) or _in_header(
+        text_or_nothing(place / "include" / "cuda.h")
+    )
     return Known(version, f"file:{home}") if version else unknown(f"no CUDA toolkit in {home}")
 
 
@@ -109,10 +110,3 @@ def _in_json(text: str) -> str:
 def _in_header(text: str) -> str:
     match = _HEADER.search(text)
     return f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}" if match else ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bounded(path, _MAX_TEXT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""

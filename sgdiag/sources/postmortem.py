@@ -35,6 +35,7 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], _Bytes]] = {
 }
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _MAGIC_BYTES = 8
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _TO_UNPACK = {
     b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
@@ -162,16 +163,17 @@ def _pieces(path: str) -> Iterator[bytes]:
         raise SourceError(f"{_called(path)} cannot be read: {error}", "is it complete?") from error
 
 
-def is_compressed(path: str) -> bool:
-    """Whether the file is compressed in a way that ``read`` unpacks; False for what cannot be opened, and for pipes,
-    whose content a look would take away."""
+def is_encoded(path: str) -> bool:
+    """Whether the file is compressed in a way that ``read`` unpacks, or UTF-16; False for what cannot be opened, and
+    for pipes, whose content a look would take away."""
     if not Path(path).is_file():
         return False
     try:
         with Path(path).open("rb") as plain:
-            return _opener(plain.read(_MAGIC_BYTES)) is not None
+            head = plain.read(_MAGIC_BYTES)
     except OSError:
         return False
+    return _opener(head) is not None or head.startswith(_UTF16)
 
 
 def _opener(head: bytes) -> Callable[[IO[bytes]], _Bytes] | None:
@@ -192,8 +194,7 @@ def _called(path: str) -> str:
 def _decoded(stream: _Bytes) -> Iterator[bytes]:
     """The stream's content as UTF-8, also where Windows' redirection wrote UTF-16; other bytes are left as they are."""
     first = stream.read(_CHUNK_BYTES)
-    utf16 = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    decoder = codecs.getincrementaldecoder("utf-16")("replace") if utf16 else None
+    decoder = codecs.getincrementaldecoder("utf-16")("replace") if first.startswith(_UTF16) else None
     chunk = first
     while chunk:
         yield decoder.decode(chunk).encode() if decoder is not None else chunk

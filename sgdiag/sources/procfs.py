@@ -276,5 +276,13 @@ def read_bounded(path: str | Path, limit: int) -> bytes:
         os.close(descriptor)
 
 
+def text_or_nothing(path: Path) -> str:
+    """A file's first MiB as text; empty where it is missing or may not be read."""
+    try:
+        return read_bounded(path, 1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def _gone(pid: int) -> NoReturn:
     raise ProcessLookupError(f"process {pid} ended while it was read")

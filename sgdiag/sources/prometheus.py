@@ -23,8 +23,9 @@ from sgdiag.model import (
     Speculation,
     unknown,
 )
+from sgdiag.model.units import GIB
 from sgdiag.releases import metrics as names
-from sgdiag.releases.endpoints import GIB, GRAPH_SETS
+from sgdiag.releases.endpoints import GRAPH_SETS
 from sgdiag.sources.exposition import Sample, SampleReader
 from sgdiag.sources.histograms import Totals, Window, difference, exceeds, percentiles
 from sgdiag.sources.transport import Transport

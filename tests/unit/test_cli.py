@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sgdiag import __version__, cli
+from sgdiag.cli.terminal import has_screen
 from sgdiag.model import Health, Known, Server, Snapshot
 from sgdiag.session.recording import Recorder
 from tests.unit.misbehaving import is_silent, raw_server, says
@@ -71,7 +73,7 @@ def test_textual_is_not_loaded_for_text(tmp_path: Path) -> None:
 def recording(folder: Path, health: Health = "up") -> Path:
     """Two frames: a server that starts, then one with ``health``."""
     path = folder / "session.sgdiag"
-    with Recorder(path, title="pid 7") as recorder:
+    with Recorder(path, title="pid 7", force=True) as recorder:
         for at, said in ((1.0, "starting"), (2.0, health)):
             server = Server(health=Known(said, "http"), release=Known("0.5.23", "x"))  # type: ignore[arg-type]
             recorder.write(Snapshot(at=at, server=server))
@@ -106,6 +108,21 @@ def test_unknown_words() -> None:
     refused(sgdiag("record", "-o", "x", "--for", "soon"), "not a duration")
 
 
+def test_words_that_are_nearly_right() -> None:
+    refused(sgdiag("statsu"), "no command 'statsu'", "near it: status")
+    refused(sgdiag("playbook", "kv-pool"), "near it: kv-pool-allocation-failed, kv-pool-below-context")
+    refused(sgdiag("apply-fix", "kv"), "there is no fix 'kv'")
+    refused(sgdiag("verify-fix", "kv"), "there is no fix 'kv'")
+    refused(sgdiag("completion"), "Missing argument 'SHELL'. Choose from: bash, zsh, fish")
+
+
+def test_a_group_alone_prints_its_help() -> None:
+    for group in ("lab", "fixes"):
+        shown = sgdiag(group)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert shown.stdout == sgdiag(group, "--help").stdout
+
+
 def test_pids_that_are_no_server() -> None:
     refused(sgdiag("status", str(os.getpid())), "not part of an SGLang server")
     refused(sgdiag("status", "4194304"), "not part of an SGLang server")
@@ -117,10 +134,11 @@ def test_pids_that_are_no_server() -> None:
         (b"", "empty"),
         (os.urandom(100_000), "not an SGLang log"),
         (b"x" * 10_000_000, "not an SGLang log"),
-        (gzip.compress(b"{}\n"), "not an SGLang log"),
+        (gzip.compress(b"{}\n"), "compressed or UTF-16"),
+        ("[2026-01-01 00:00:00] text".encode("utf-16"), "sgdiag explain"),
         (b"INFO vLLM API server version 0.11.0\nINFO Started server process [1]\n" * 50, "not an SGLang log"),
     ],
-    ids=["empty", "binary", "one line", "gzip", "vllm"],
+    ids=["empty", "binary", "one line", "gzip", "utf-16", "vllm"],
 )
 def test_files_that_are_no_log(tmp_path: Path, content: bytes, word: str) -> None:
     path = tmp_path / "server.log"
@@ -157,6 +175,38 @@ def test_a_key_file_without_a_key(tmp_path: Path) -> None:
 
 def test_the_screen_needs_a_terminal() -> None:
     refused(sgdiag("attach", "127.0.0.1:9"), "needs a terminal", "status --json")
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "term", "driver", "answer"),
+    [
+        (True, "xterm", "", True),
+        (False, "xterm", "", False),
+        (True, "dumb", "", False),
+        (False, "", "some:Driver", True),
+    ],
+)
+def test_a_screen_is_a_terminal_or_a_browser(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, term: str, driver: str, answer: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("TEXTUAL_DRIVER", driver)
+    assert has_screen() == answer
+
+
+def test_the_screen_can_be_served_to_a_browser() -> None:
+    """What textual-serve does with a program: its driver in the environment, and pipes."""
+    env = {**os.environ, "TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "COLUMNS": "80", "ROWS": "24"}
+    command = [sys.executable, "-m", "sgdiag", "demo"]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as served:
+        assert served.stdout is not None
+        try:
+            assert served.stdout.readline() == b"__GANGLION__\n"
+            kind, size = served.stdout.read(1), int.from_bytes(served.stdout.read(4), "big")
+            assert (kind, len(served.stdout.read(size))) == (b"D", size)
+        finally:
+            served.kill()
 
 
 def test_errors_cannot_send_escape_codes() -> None:

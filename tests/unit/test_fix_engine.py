@@ -249,20 +249,25 @@ def test_a_plan_for_another_state_is_refused(site: Path, fixes: Catalogue, tmp_p
     assert engine(tree, fixes).state().applied == ("lone",)
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_old_tree(
-    site: Path, fixes: Catalogue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "way_out"),
+    [(errno.ENOSPC, "make room, then sgdiag fixes status"), (errno.EIO, "sgdiag fixes status")],
+)
+def test_a_full_or_failing_disk_is_one_line_and_leaves_the_old_tree(
+    site: Path, fixes: Catalogue, monkeypatch: pytest.MonkeyPatch, number: int, way_out: str
 ) -> None:
     before = contents(site)
     one = engine(site, fixes)
     plan = one.plan_apply(fixes.fix("first"))
 
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
         patched.setattr(one.store, "_write", full)
-        with pytest.raises(SgdiagError, match="No space left on device"):
+        with pytest.raises(SgdiagError, match=os.strerror(number)) as failed:
             one.carry_out(plan)
+        assert failed.value.remedy.startswith(way_out)
     assert contents(site) == before
 
 

@@ -58,6 +58,26 @@ def test_another_interpreter(site: Path, python: Path) -> None:
     assert (found.root, found.python) == (site, str(python))
 
 
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 3", "exit status 3"),
+        ("echo no path; exit 3", "exit status 3"),
+        ("echo no path", "no path in what it prints"),
+        ("exec sleep 30", "nothing within 1 s"),
+    ],
+)
+def test_what_is_no_interpreter_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    monkeypatch.setattr("sgdiag.fixes.installation.PROBE_TIMEOUT_S", 0.6)
+    program = tmp_path / "python3"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    with pytest.raises(SgdiagError, match=f"does not answer as a Python would: {why}"):
+        of_python(str(program))
+
+
 def test_an_interpreter_with_an_editable_install(site: Path, tmp_path: Path) -> None:
     tree = checkout(site, tmp_path / "repo")
     home = tmp_path / "home"
@@ -177,3 +197,16 @@ def test_a_package_of_somebody_else_is_not_for_root(site: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "stat", stat)
     with pytest.raises(RefusedError, match="out of its owner's reach"):
         installation.require_writable()
+
+
+def test_a_read_only_mount_is_seen(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs
+
+    def read_only(path: Path) -> os.statvfs_result:
+        found = list(real(path))
+        found[8] |= os.ST_RDONLY
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", read_only)
+    with pytest.raises(RefusedError, match="is read-only"):
+        Installation(site, RELEASE).require_writable()

@@ -95,6 +95,18 @@ def test_patches_that_change_the_same_line_are_refused(other: bytes) -> None:
         combine("f", base, changes)
 
 
+@pytest.mark.parametrize(("second", "fits"), [(4, True), (3, False), (2, False), (1, False)])
+def test_hunks_that_overlap_are_refused(second: int, fits: bool) -> None:
+    """The first hunk takes lines 1 to 3."""
+    hunk = b"@@ -%d +%d @@\n-x\n+y\n"
+    patch = b"--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n d\n" + hunk % (second, second)
+    if fits:
+        assert len(parse(patch)[0].hunks) == 2
+        return
+    with pytest.raises(PatchError, match="hunks overlap or are out of order"):
+        parse(patch)
+
+
 def test_the_line_that_differs_is_named() -> None:
     base = numbered(10)
     (file,) = parse(diff(base, base.replace(b"line 5\n", b"five\n")))

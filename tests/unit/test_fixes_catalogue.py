@@ -23,7 +23,7 @@ from sgdiag.fixes.installation import at_path
 from sgdiag.fixes.patches import changes_to, combine
 from sgdiag.fixes.store import sha256
 from sgdiag.lab import home as lab
-from sgdiag.model import NOT_ASKED, Collectives, Communicator, Finding, Gpu, Gpus, Known, Server, Snapshot
+from sgdiag.model import NOT_ASKED, Advice, Collectives, Communicator, Finding, Gpu, Gpus, Known, Server, Snapshot
 from sgdiag.releases.versions import parse
 from sgdiag.rules import rule_ids
 from sgdiag.rules.postmortem import explain, finding_ids
@@ -92,7 +92,8 @@ def test_a_patch_fits_its_release_and_comes_off_again(fix: Fix, release: str, tr
     for path, pin in fix.releases[release].files.items():
         content = (tree / path).read_bytes()
         assert sha256(content) == pin.after
-        ast.parse(content, filename=path, feature_version=(3, 10))
+        if path.endswith(".py"):
+            ast.parse(content, filename=path, feature_version=(3, 10))
     engine.carry_out(engine.plan_revert(fix.id))
     assert contents(tree) == before
 
@@ -149,6 +150,19 @@ def test_a_finding_names_the_fix_that_changes_this_release() -> None:
     assert next((one.id, one.fix) for one in no_room("0.5.9")) == ("kv-pool-no-room", "kv-memory-advice")
     assert no_room("0.5.8")[0].fix == ""
     assert no_room("0.5.13.dev4")[0].fix == ""
+
+
+def test_one_of_several_settings_that_the_advice_asks_for_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*flags: str) -> str:
+        way = Delivery("native", flags=flags)
+        fix = Fix(id="some-fix", title="", why="", findings=("f",), drops_when="", releases={"0.5.23": way})
+        monkeypatch.setattr("sgdiag.fixes.answers._shipped", lambda: (fix,))
+        advice = (Advice("do", "--asked 1"), Advice("or", "--also"))
+        (finding,) = with_fixes([Finding(id="f", title="", verdict="WARN", advice=advice)], "0.5.23")
+        return finding.fix
+
+    assert named("--asked", "--other") == named("--other", "--also") == "some-fix"
+    assert named("--other") == named() == ""
 
 
 def test_where_the_release_is_not_known_a_fix_for_all_of_them_is_named() -> None:

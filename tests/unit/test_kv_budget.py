@@ -318,6 +318,13 @@ def test_the_fraction_that_the_pools_imply() -> None:
     assert budget.implied_fraction_ratio.value == pytest.approx(0.8)
 
 
+def test_what_is_reserved_is_no_part_of_the_fraction() -> None:
+    reserved = "[2026-02-03 04:05:20] Reserving 2.00 GB of the KV budget for post-sizing multimodal allocations (x)."
+    lines = [*WHOLE[1:4], reserved, pool(200000, 20), *WHOLE[5:]]
+    # Kept free: the 30 GB after loading, less the reservation and the pool.
+    assert first(*lines).implied_fraction_ratio.value == pytest.approx(1 - (30 - 2 - 20) / 40)
+
+
 def test_what_if_the_fraction_were_higher() -> None:
     outcome = asked(WHOLE, "mem-fraction-static=0.9")
     assert gib(outcome.rest_bytes) == gib(outcome.pool_bytes) == 26.0
@@ -342,6 +349,19 @@ def test_what_if_on_a_server_that_did_not_start() -> None:
     outcome = asked(WHOLE[:4], "mem-fraction-static=0.5")
     assert gib(outcome.rest_bytes) == 10.0
     assert isinstance(outcome.capacity_tokens, Unknown)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    [("float32", 110000), ("bf16", 220000), ("fp8_e4m3", 440000), ("fp4_e2m1", 220000 * 16 / (4 + 8 / 16))],
+)
+def test_what_if_the_cache_had_another_type(dtype: str, tokens: float) -> None:
+    assert asked(WHOLE, f"kv-cache-dtype={dtype}").capacity_tokens.value == pytest.approx(tokens, abs=1)
+
+
+def test_what_another_type_cannot_tell_is_said() -> None:
+    assert any("sparse-attention models" in note for note in asked(WHOLE, "kv-cache-dtype=fp8_e4m3").notes)
+    assert any("auto is taken as 16 bits" in note for note in asked(WHOLE, "kv-cache-dtype=auto").notes)
 
 
 def test_what_if_the_cache_were_narrower() -> None:

@@ -110,11 +110,12 @@ def test_a_log_without_figures_is_passed_on_to_explain(tmp_path: Path) -> None:
     assert error.remedy == f"sgdiag explain '{path}' says what it tells"
 
 
-def test_compressed_logs_and_standard_input(log: Path, tmp_path: Path) -> None:
+def test_encoded_logs_and_standard_input(log: Path, tmp_path: Path) -> None:
     plain = run(log).output.replace(log.name, "NAME")
-    packed = tmp_path / "server.log.gz"
-    packed.write_bytes(gzip.compress(log.read_bytes()))
-    assert run(packed).output.replace(packed.name, "NAME") == plain
+    for name, content in (("packed", gzip.compress(log.read_bytes())), ("utf16", log.read_text().encode("utf-16"))):
+        encoded = tmp_path / name
+        encoded.write_bytes(content)
+        assert run(encoded).output.replace(name, "NAME") == plain
     piped = CliRunner().invoke(cli, ["kv", "-"], input=log.read_bytes())
     assert piped.output.replace("standard input", "NAME") == plain
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -92,6 +93,23 @@ def test_weights_of_pipeline_stages_add_up() -> None:
     assert len(stages) == 3
 
 
+def test_a_tied_head_is_loaded_only_where_no_embedding_is() -> None:
+    shape = msgspec.structs.replace(shape_of(DENSE, "0.5.23"), tied_embeddings=True)
+    ends = [tensor("model.embed_tokens.weight", 1000, 4096), tensor("lm_head.weight", 1000, 4096)]
+    one, size = weights_of(ends, shape, Parallel()), 1000 * 4096 * 2
+    assert [stage.target_bytes.low for stage in one] == [size]
+    three = weights_of(ends, shape, Parallel(pp=3))
+    assert [stage.target_bytes.low for stage in three] == [size, 0, 2 * size]
+
+
+def test_a_fused_projection_repeats_keys_and_values_where_heads_run_out() -> None:
+    shape = shape_of(DENSE, "0.5.23")
+    fused = tensor("model.layers.0.self_attn.qkv_proj.weight", (32 + 2 * 8) * 128, 4096)
+    head = 128 * 4096 * 2
+    for ranks, heads in ((1, 32 + 2 * 8), (8, 4 + 2), (16, 2 + 2)):
+        assert weights_of([fused], shape, Parallel(tp=ranks))[0].target_bytes.low == heads * head
+
+
 def test_layers_for_prediction_and_unused_tensors_are_set_apart() -> None:
     shape = shape_of(LATENT, "0.5.23")
     found = weights_of(
@@ -142,6 +160,14 @@ def test_what_is_not_known_before_widens_the_range() -> None:
     assert term(planned(free_gib=None, tp_size=8), "free before load").low < term(untold, "free before load").low
 
 
+@pytest.mark.parametrize(("ranks", "least", "most"), [(1, 0.6, 1.3), (2, 1.2, 3.2)])
+def test_contexts_and_communicators_take_their_share_before_anything_is_loaded(
+    ranks: int, least: float, most: float
+) -> None:
+    free = term(planned(gib=80, free_gib=None, tp_size=ranks), "free before load")
+    assert (free.low, free.high) == pytest.approx(((80 - most) * GIB, (80 - least) * GIB))
+
+
 def test_pages_caps_and_running_requests() -> None:
     assert planned(mem_fraction_static=0.9, page_size=64).pool_tokens.low % 64 == 0
     capped = planned(mem_fraction_static=0.9, max_total_tokens=1001, page_size=2)
@@ -153,6 +179,18 @@ def test_pages_caps_and_running_requests() -> None:
     attended = planned(mem_fraction_static=0.9, max_running_requests=64, tp_size=8, dp_size=4, enable_dp_attention=True)
     assert attended.running_requests.high == 16
     assert planned(speculative_algorithm="NGRAM", mem_fraction_static=0.9).running_requests.high == 48
+
+
+@pytest.mark.parametrize(("release", "running"), [("0.5.9", 5000), ("0.5.10", 4096), ("0.5.14", 5000)])
+def test_a_limit_on_requests_is_taken_as_each_release_takes_it(release: str, running: int) -> None:
+    """As it is; at most what the pool is estimated to hold; at most half the tokens."""
+    assert planned(release=release, mem_fraction_static=0.9, max_running_requests=5000).running_requests.high == running
+
+
+def test_a_model_without_states_or_images_has_no_terms_for_them() -> None:
+    names = {one.name for one in planned().terms}
+    assert not names & {"state pool", "multimodal reservation", "draft weights"}
+    assert isinstance(planned().state_slots, Unknown)
 
 
 def test_the_smallest_fraction_is_where_weights_end() -> None:

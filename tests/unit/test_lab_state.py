@@ -64,8 +64,9 @@ def test_a_broken_state_file_is_passed_over(own_home: Path) -> None:
 
 def test_the_api_key_is_never_shown() -> None:
     lab = make(api_key="secret", args=("--api-key", "secret", "--port", "1"))
-    assert "secret" not in str(state.describe(lab))
-    assert state.describe(lab)["args"] == ["--api-key", "(set)", "--port", "1"]
+    shown = state.describe(lab, "running")
+    assert "secret" not in str(shown)
+    assert shown.args == ("--api-key", "(set)", "--port", "1")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "a" * 50, "a/b", "ä"])

@@ -191,6 +191,7 @@ def segment(**changes: Any) -> Segment:
         ({"creator_pid": 9}, False, "", True, True, "creator, pid 9, is gone"),
         ({}, False, "cannot see", None, False, "cannot see"),
         ({"anyones": True}, False, "", None, False, "any Python program"),
+        ({"anyones": True, "mine": False, "user": "eve"}, False, "", None, False, "any Python program"),
     ],
 )
 def test_a_segment_is_left_over_only_if_nobody_can_have_it(
@@ -200,6 +201,7 @@ def test_a_segment_is_left_over_only_if_nobody_can_have_it(
     assert judged.left_over.or_else(None) is left_over
     assert judged.removable is removable
     assert word in judged.reason
+    assert ("eve's" in judged.reason) == (left_over is True and not judged.mine)
 
 
 def test_what_holders_have_can_go_with_them_only_where_all_are_seen() -> None:

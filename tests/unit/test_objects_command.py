@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from sgdiag.cli import cli
+from sgdiag.cli.reports import Objects
 from sgdiag.model import RankId, SgdiagError, unknown
 from sgdiag.session import objects
 from sgdiag.session.attach import Access
@@ -45,7 +47,7 @@ def test_paths_are_printed_with_how_far_they_can_be_trusted(toy: Toy) -> None:
 
 def test_odd_contents_are_printed_without_harm(toy: Toy) -> None:
     (line,) = json.loads(run("--json", "scheduler.odd").stdout)["ranks"][0]["lines"]
-    assert line["value"] == ["half \udc80", "\x1b[31mred", 1 << 200, {"float": "inf"}]
+    assert line["value"] == ["half \udc80", "\x1b[31mred", {"int": hex(1 << 20_000)}, {"float": "inf"}]
     printed = run("scheduler.odd").stdout
     assert "half ?" in printed and "red" in printed and "\x1b" not in printed
 
@@ -63,6 +65,7 @@ def test_without_a_path_all_that_is_known_is_listed(toy: Toy) -> None:
     assert lines["kv.dtype"]["status"] == "absent" and lines["kv.dtype"]["reason"]
     assert lines["memory.before_load"]["reason"].startswith("before 0.5.14")
     assert rank["complete"] is True
+    assert msgspec.json.decode(printed.stdout, type=Objects).ranks[0].pid == toy.pid
 
 
 def test_what_cannot_be_meant_is_one_line(toy: Toy) -> None:

@@ -192,6 +192,26 @@ def test_loopback_is_harmless_on_one_host_and_a_warning_on_many() -> None:
     assert "gloo-loopback" not in [finding.id for finding in findings]
 
 
+@pytest.mark.parametrize(
+    ("remote", "finding", "confidence"),
+    [("127.0.0.1", "gloo-loopback", 0.95), ("10.2.0.4", "gloo-mesh-failed", 0.85)],
+)
+def test_a_mesh_that_fails_at_a_loopback_address_is_blamed_on_it(remote: str, finding: str, confidence: float) -> None:
+    died = f"RuntimeError: Gloo connectFullMesh failed with [x/pair.cc:144] no error, remote=[{remote}]:41822"
+    found = first(ARGUMENTS.replace("nnodes=1", "nnodes=2") + DEATH.format(frames="", exception=died))
+    assert (found.id, found.confidence) == (finding, confidence)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [((4, 5), "(TP1, TP3, TP4, TP5 had"), ((4, 5, 6), "(TP1, TP3, TP4, TP5 and 1 more had")],
+)
+def test_of_many_ranks_that_still_load_a_few_are_named(more: tuple[int, ...], named: str) -> None:
+    log = (INCIDENTS / "nccl-timeout-while-loading.log").read_text()
+    begun = "".join(f"[2026-03-11 07:40:15 TP{rank}] Load weight begin. avail mem=138.20 GB\n" for rank in more)
+    assert named in first(log.replace("[rank0]", f"{begun}[rank0]", 1)).cause
+
+
 def test_nccls_exclusion_given_to_gloo_is_named() -> None:
     assert "gloo takes the name of one interface only" in of_log("socket-interface-unknown").cause
 

@@ -29,6 +29,23 @@ def commands(finding: Finding) -> list[str]:
     return [advice.command for advice in finding.advice]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "title", "cause"),
+    [
+        ("", "a process was killed (SIGKILL)", "signal 9 comes from outside"),
+        (
+            "Out of memory: Killed process 211 (sglang::schedul) total-vm:1kB, anon-rss:1kB, file-rss:0kB\n",
+            "a process was killed by the kernel",
+            "the host ran out of memory",
+        ),
+    ],
+)
+def test_the_kernel_is_named_only_where_it_said_so(kernel: str, title: str, cause: str) -> None:
+    finding = first(f"{kernel}Rank 0 scheduler is dead. Please check if there are relevant logs.\nExit code: -9\n")
+    assert (finding.id, finding.title) == ("host-memory-killed", title)
+    assert finding.cause.startswith(cause)
+
+
 def test_a_pool_of_less_than_nothing_is_computed_and_nccl_is_cleared() -> None:
     finding = of("kv-pool-no-room--fraction-too-low")
     assert "-20.96 GB" in finding.cause

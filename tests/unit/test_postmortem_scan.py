@@ -18,7 +18,7 @@ from sgdiag.model import Incident, SourceError
 from sgdiag.releases.signs.scan import KEPT_FAULTS, Scan
 from sgdiag.rules.postmortem import explain, registry
 from sgdiag.session.postmortem import explain_logs
-from sgdiag.sources.postmortem import incident_of, is_compressed, read, unwrapped
+from sgdiag.sources.postmortem import incident_of, is_encoded, read, unwrapped
 
 DEAD = b"""[2026-03-01 10:00:00] server_args=ServerArgs(model_path='m', tp_size=2, mem_fraction_static=0.8)
 [2026-03-01 10:00:09 TP0] Load weight begin. avail mem=70.00 GB
@@ -247,7 +247,7 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
 def test_a_pipe_is_read_and_never_looked_into(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert not is_compressed(str(pipe))
+    assert not is_encoded(str(pipe))
     writer = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(DEAD),))
     writer.start()
     assert read([str(pipe)]).first_death is not None

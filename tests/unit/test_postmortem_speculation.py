@@ -40,6 +40,17 @@ def test_stale_spec_info_is_decoded_into_requests_and_draft_tokens() -> None:
     assert "160 = 10 requests x 16 draft tokens" in finding.cause and "2 rows" in finding.cause
 
 
+def test_a_batch_without_drafts_does_not_fit_the_graphs_of_the_verify_step() -> None:
+    finding = of_file("spec-info-width-mismatch--graphs-of-the-verify-step")
+    assert finding.confidence >= 0.8 and "graphs of the verify step" in finding.title
+    assert "160 = 10 requests x 16 draft tokens: what a graph takes" in finding.cause and "4 rows" in finding.cause
+
+
+def test_a_draft_input_that_a_plain_step_was_left_with() -> None:
+    finding = of_file("spec-info-width-mismatch--left-draft-input")
+    assert finding.confidence >= 0.8 and "kv_indptr" in finding.cause
+
+
 def test_the_width_follows_from_the_running_requests_where_arguments_are_missing() -> None:
     text = "\n".join(
         (
@@ -61,7 +72,7 @@ def test_the_bare_line_is_a_suspicion_only() -> None:
 def test_one_tensor_taken_apart() -> None:
     finding = of_file("spec-tensor-unpacked")
     assert finding.family == "spec-tensor-unpacked" and finding.confidence >= 0.8
-    assert "alloc_token_slots returns one tensor (160 = 10 requests x 16 draft tokens)" in finding.cause
+    assert "alloc_token_slots returns one tensor (of 160 = 10 requests x 16 draft tokens," in finding.cause
     assert "one value" in finding.told and "alloc_token_slots(tree_cache" in commands(finding)
 
 

@@ -71,7 +71,7 @@ def state(pid: int) -> str:
 
 def test_orphans_are_listed_with_why(orphan: int) -> None:
     result = sgdiag()
-    assert result.returncode == 0
+    assert result.returncode == 1
     assert "LEFT OVER" in result.stdout
     assert f"{orphan:>8}  scheduler" in result.stdout
     assert "title of an SGLang worker" in result.stdout
@@ -103,7 +103,9 @@ def test_the_question_decides_in_a_terminal(orphan: int) -> None:
 
 
 def test_json_never_asks(orphan: int) -> None:
-    told = json.loads(sgdiag("--json").stdout)
+    listed = sgdiag("--json")
+    assert listed.returncode == 1
+    told = json.loads(listed.stdout)
     assert orphan in [holder["pid"] for holder in told["survey"]["holders"] if holder["kind"] == "orphan"]
     told = json.loads(sgdiag("--reap", "--json", str(orphan)).stdout)
     assert [holder["pid"] for holder in told["plan"]["end"]] == [orphan]

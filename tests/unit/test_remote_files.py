@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sgdiag.remote import LayoutCache
@@ -36,7 +36,12 @@ def test_symbols_and_build_id_of_a_real_file() -> None:
 ELF_START = Path("/bin/true").resolve().read_bytes()
 
 
-@given(st.lists(st.tuples(st.integers(0, len(ELF_START) - 1), st.integers(0, 255)), max_size=60), st.booleans())
+@given(
+    damage=st.lists(st.tuples(st.integers(0, len(ELF_START) - 1), st.integers(0, 255)), max_size=60), cut=st.booleans()
+)
+# The place of the program headers, and of the first segment that is loaded, beyond what a file can have.
+@example(damage=[(39, 128)], cut=False)
+@example(damage=[(191, 128)], cut=False)
 def test_damaged_files_are_refused_or_read(
     tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]], cut: bool
 ) -> None:

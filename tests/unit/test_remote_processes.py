@@ -259,7 +259,6 @@ def test_another_user_may_not_read(foreign_target: Target) -> None:
 
 def test_without_permission_the_reader_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(pythons()[0], "changing") as target:
-
         genuine = os.open
 
         def refuse(path: str, flags: int) -> int:

@@ -127,6 +127,11 @@ def test_capacities_below_what_was_asked_for() -> None:
     assert changed("--max-total-tokens 40007 --max-running-requests 24", rank, dp=2) == []
 
 
+def test_a_pool_without_pages_is_not_rounded() -> None:
+    rank = Rank(id=RankId(), kv=KvPool(capacity_tokens=known(40_000)))
+    assert changed("--max-total-tokens 40001", rank) == ["TP0: --max-total-tokens asked for 40,001, 40,000 runs"]
+
+
 def test_graphs_are_not_missed_above_the_running_limit() -> None:
     rank = Rank(id=RankId(), max_running_requests=known(16))
     assert changed("--cuda-graph-max-bs 256", rank, graphs=(1, 8, 16)) == []
@@ -182,6 +187,7 @@ def test_a_variable_that_is_not_understood(variables: dict[str, str], text: str)
     [
         {},
         {"NCCL_BUFFSIZE": "131072", "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "2"},
+        {"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "8"},
         {"NCCL_BUFFSIZE": "0x400000", "NCCL_LL128_BUFFSIZE": "122880"},
         {"NCCL_P2P_LEVEL": "phb", "NCCL_SOCKET_IFNAME": "^lo,docker"},
         {"NCCL_P2P_LEVEL": "PXN", "NCCL_SOCKET_IFNAME": "eth0:4000"},
@@ -302,6 +308,13 @@ def test_driver_and_torch() -> None:
     assert verdict("13.0", "12.8") == ""
     assert verdict("12.8", "12.8") == ""
     assert verdict("12.8", "13.0", "up") == ""
+
+
+@pytest.mark.parametrize(("torch", "cause"), [("13.0", "its own major CUDA version"), ("12.9", "compiled to PTX")])
+def test_within_a_major_version_only_ptx_fails_on_an_older_driver(torch: str, cause: str) -> None:
+    finding = find(machine(health="starting", driver_cuda="12.8", torch_cuda=torch), "driver-older-than-torch")
+    assert finding is not None
+    assert cause in finding.cause
 
 
 def test_toolkit_gpu_and_torch() -> None:

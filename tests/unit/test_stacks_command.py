@@ -135,7 +135,7 @@ def test_nothing_is_read_of_a_recordings_processes(blind: None) -> None:
 
 def run(tmp_path: Path, says: Snapshot, *options: str) -> tuple[str, int]:
     path = tmp_path / "session.sgd"
-    with Recorder(path) as recorder:
+    with Recorder(path, force=True) as recorder:
         recorder.write(says)
     done = CliRunner().invoke(stacks, [str(path), *options])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -182,7 +182,7 @@ def test_text_of_another_process_is_cleaned(tmp_path: Path) -> None:
 
 def test_a_target_without_schedulers_cannot_be_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "session.sgd"
-    with Recorder(path) as recorder:
+    with Recorder(path, force=True) as recorder:
         recorder.write(msgspec.structs.replace(snapshot(), at=1.0))
     done = CliRunner().invoke(stacks, [str(path)])
     assert "no scheduler process" in str(done.exception)
@@ -246,7 +246,7 @@ def test_a_process_that_the_kernel_holds_is_not_paused(blind: None) -> None:
 
 def test_a_server_is_not_paused_again_and_again(tmp_path: Path) -> None:
     path = tmp_path / "session.sgd"
-    with Recorder(path) as recorder:
+    with Recorder(path, force=True) as recorder:
         recorder.write(snapshot(rank(0, REDUCE)))
     done = CliRunner().invoke(stacks, [str(path), "--watch", "--allow-pause"])
     assert done.exit_code == 2

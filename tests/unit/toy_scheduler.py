@@ -67,7 +67,7 @@ class Scheduler:
         self.draft_worker = EAGLEWorker() if algorithm != "NONE" else None
         self.spec_total_num_forward_ct, self.spec_total_num_accepted_tokens = 4, 10
         self.current_scheduler_metrics_enabled = False
-        self.odd = ["half \udc80", "\x1b[31mred", 1 << 200, float("inf")]
+        self.odd = ["half \udc80", "\x1b[31mred", 1 << 20_000, float("inf")]
         self.last_gen_throughput = 55.5
         self.stats = thing(cache_hit_rate=0.25, spec_accept_length=2.5)
         runner = thing(weight_load_mem_usage=1.5, mem_fraction_static=float("nan"), graph_mem_usage="text", gpu_id=0)

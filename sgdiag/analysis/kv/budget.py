@@ -85,6 +85,8 @@ def budget_of(snapshot: Snapshot, rank: Rank | RankId) -> Budget:
     fraction: Fact[float] = snapshot.server.mem_fraction_static_ratio
     if not isinstance(fraction, Known):
         fraction = unknown("the fraction is not known: the line with the server's arguments is missing")
+    elif not 0 <= fraction.value <= 1:
+        fraction = unknown(f"{fraction.value:g} is no fraction")
     slack = combine(lambda free, share: round(free * (1 - share)), before, fraction, source="base x (1 - fraction)")
     rest = combine(lambda end, kept: end - kept - reserved, after, slack, source="after load - slack")
     span = combine(lambda whole, share: whole.rest(share, reserved), base.span, fraction, source="after load - slack")

@@ -22,8 +22,7 @@ from sgdiag.model import (
     Snapshot,
     unknown,
 )
-
-_GIB = 1 << 30
+from sgdiag.model.units import GIB
 
 _OWN = frozenset({"tp", "world", "pp"})
 """Groups that are always objects of their own."""
@@ -213,5 +212,5 @@ def behind(item: NcclCommunicator, rank: NcclRank) -> dict[str, int]:
 
 
 def _gib(span: Span) -> str:
-    low, high = f"{span.low / _GIB:.2f}", f"{span.high / _GIB:.2f}"
+    low, high = f"{span.low / GIB:.2f}", f"{span.high / GIB:.2f}"
     return f"{low} GiB" if low == high else f"{low} to {high} GiB"

@@ -127,7 +127,7 @@ class PoolSummary(Event, frozen=True):
 
 
 class GraphsBegin(Event, frozen=True):
-    """``name`` as in 0.5.15+ (``target decode``, ``draft extend``); older lines are given the same names, except that
+    """``name`` as in 0.5.14+ (``target decode``, ``draft extend``); older lines are given the same names, except that
     theirs for the target does not tell ``decode`` from ``verify``: plain ``target``."""
 
     name: str
@@ -165,6 +165,13 @@ class CustomAllreduce(Event, frozen=True):
     on: bool
     reason: str = ""
     implementation: str = ""
+
+
+class SgdiagAllreduce(Event, frozen=True):
+    """The kernels of the fix pcie-allreduce: ``on``, and for which sizes; or why not."""
+
+    on: bool
+    about: str
 
 
 class NcclVersion(Event, frozen=True):

@@ -274,10 +274,13 @@ class _Facts:
     def collectives(self) -> Collectives:
         tp_size = self._arg("tp_size", int)
         custom = self._custom_allreduce(tp_size.or_else(1))
+        sgdiag_pcie = _constant(self._fold.sgdiag_allreduce, lambda line: "on" if line.on else line.about)
         communicators: tuple[Communicator, ...] = ()
-        if custom is not NOT_ASKED and tp_size.or_else(2) > 1:
+        if any(fact is not NOT_ASKED for fact in (custom, sgdiag_pcie)) and tp_size.or_else(2) > 1:
             # The lines do not name the group; the tensor-parallel one is that which asks for custom allreduce.
-            communicators = (Communicator(group="tp", size_ranks=tp_size, custom_allreduce=custom),)
+            communicators = (
+                Communicator(group="tp", size_ranks=tp_size, custom_allreduce=custom, sgdiag_pcie=sgdiag_pcie),
+            )
         return Collectives(
             nccl_version=_constant(self._fold.nccl, lambda line: line.version), communicators=communicators
         )

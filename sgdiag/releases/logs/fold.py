@@ -32,6 +32,7 @@ from sgdiag.releases.logs.events import (
     Ready,
     Retraction,
     ServerArguments,
+    SgdiagAllreduce,
     SlidingWindowPools,
     TokensProfiled,
     WeightsBegin,
@@ -122,6 +123,7 @@ class Fold:
         self.kv_dtype: KvDtype | None = None
         self.nccl: NcclVersion | None = None
         self.allreduce: CustomAllreduce | None = None
+        self.sgdiag_allreduce: SgdiagAllreduce | None = None
         self.adaptive: AdaptiveSpeculation | None = None
         self.adaptive_off: AdaptiveSpeculationOff | None = None
 
@@ -242,6 +244,9 @@ class Fold:
         if self.allreduce is None or event.on or not self.allreduce.on:
             self.allreduce = event
 
+    def _keep_sgdiag_allreduce(self, event: SgdiagAllreduce) -> None:
+        self.sgdiag_allreduce = event
+
     def _failure(self, event: Failure) -> None:
         self.errors.append(event)
         if event.fatal and self.fatal is None:
@@ -285,6 +290,7 @@ _HANDLERS: dict[type[Event], Callable[[Fold, Any], None]] = {
     Batch: Fold._batch,
     Retraction: Fold._retraction,
     CustomAllreduce: Fold._custom_allreduce,
+    SgdiagAllreduce: Fold._keep_sgdiag_allreduce,
     NcclVersion: Fold._keep_nccl,
     AdaptiveSpeculation: Fold._keep_adaptive,
     AdaptiveSpeculationOff: Fold._keep_adaptive_off,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-_GIB = 1 << 30
+from sgdiag.model.units import GIB
+
 _MAX_DIGITS = 18
 _MAX_SIZES = 4096
 
@@ -36,7 +37,7 @@ def real(text: str | None) -> float | None:
 def gib(text: str | None) -> int | None:
     """SGLang's "GB", which are 2**30 bytes, in bytes; negative where memory grew meanwhile."""
     value = real(text)
-    return None if value is None or abs(value) > 1e9 else round(value * _GIB)
+    return None if value is None or abs(value) > 1e9 else round(value * GIB)
 
 
 def sizes(text: str | None) -> tuple[int, ...]:

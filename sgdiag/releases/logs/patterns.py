@@ -35,6 +35,7 @@ from sgdiag.releases.logs.events import (
     Ready,
     Retraction,
     ServerArguments,
+    SgdiagAllreduce,
     SlidingWindowPools,
     TokensProfiled,
     WeightsBegin,
@@ -171,7 +172,7 @@ def _summary(match: re.Match[str], at: Place) -> Event | None:
     )
 
 
-# What 0.5.15+ calls the same runners. Before, the target's decode and verify graphs had one text for both.
+# What 0.5.14+ calls the same runners. Before, the target's decode and verify graphs had one text for both.
 _RUNNERS = {
     "": "target",
     "cuda graph": "target",
@@ -355,6 +356,11 @@ _RULES: tuple[tuple[tuple[str, ...], str, Build], ...] = (
     (("Registering",), r"Registering \d+ cuda graph addresses", _allreduce_on),
     (("Custom",), r"Custom allreduce v2 initialized successfully", _allreduce_v2),
     (("All",), r"All Reduce config: symmetric_memory = ", _allreduce_v2),
+    (
+        ("PCIe",),
+        r"PCIe allreduce of sgdiag is (on|off): (.{1,500})",
+        lambda match, at: SgdiagAllreduce(on=match[1] == "on", about=match[2], **at),
+    ),
     (("sglang",), r"sglang is using nccl==([\w.+-]{1,40})", lambda match, at: NcclVersion(version=match[1], **at)),
     (
         ("AdaptiveSpeculativeParams",),

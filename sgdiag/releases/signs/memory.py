@@ -148,7 +148,7 @@ _DEVICE = (
             *("StreamCapture", "STREAM_CAPTURE"),
         ),
     ),
-    Sign("capture-flags-of-0.5.15", r"--cuda-graph-(?:max-bs|backend)-(?:decode|prefill)", ("--cuda-graph-",)),
+    Sign("capture-flags-of-0.5.14", r"--cuda-graph-(?:max-bs|backend)-(?:decode|prefill)", ("--cuda-graph-",)),
     Sign(
         "capture-with-little-memory",
         r"Capturing [^(]{0,40}\((?:(?:bs|num_tokens)=(?P<size>\d+) )?avail_mem=(?P<free_gib>[01]\.\d+) GB",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Finding, Incident
+from sgdiag.model.units import GIB
 from sgdiag.rules.postmortem.collectives.shared import served_on, waited
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
-_GIB, _MIB = 1 << 30, 1 << 20
+_MIB = 1 << 20
 _DOCKER_SHM_BYTES = 64 * _MIB
 _COMMUNICATOR_BYTES = 1_600_000_000
 """What one NCCL communicator over eight GPUs was seen to take with default buffers."""
@@ -121,7 +122,7 @@ def _lower_fraction(incident: Incident) -> Advice:
     return Advice(
         "leave more outside SGLang's pools",
         f"--mem-fraction-static {lower:.2f}",
-        f"{(fraction - lower) * free_bytes / _GIB:.1f} GB more for NCCL on each GPU",
+        f"{(fraction - lower) * free_bytes / GIB:.1f} GB more for NCCL on each GPU",
     )
 
 

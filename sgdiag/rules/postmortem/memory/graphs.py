@@ -6,11 +6,12 @@ import re
 from typing import NamedTuple
 
 from sgdiag.model import Advice, Evidence, Fault, Finding, Incident, Known, Sighting, Spot
+from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import real
 from sgdiag.releases.signs.memory import OUT_OF_MEMORY
 from sgdiag.rules.postmortem.memory.budget import lower_fraction
 from sgdiag.rules.postmortem.memory.place import TOLD, Failed, failed_allocation, frames_at
-from sgdiag.rules.postmortem.memory.text import GIB, gb, graph_flags
+from sgdiag.rules.postmortem.memory.text import gb, graph_flags
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _SPARE_BYTES = GIB

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
+from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import real
 from sgdiag.rules.postmortem.memory.place import Purpose, failed_allocation
-from sgdiag.rules.postmortem.memory.text import GIB, gb
+from sgdiag.rules.postmortem.memory.text import gb
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _CARDS_GIB = (12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 141, 144, 180, 192, 256, 268, 288)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from sgdiag.analysis.kv.budget import Budget
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
+from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import real, signed
 from sgdiag.rules.postmortem.memory.budget import told_budget
 from sgdiag.rules.postmortem.memory.cap import cap_below_page
 from sgdiag.rules.postmortem.memory.place import failed_allocation, frames_at
 from sgdiag.rules.postmortem.memory.state import state_pool_took
-from sgdiag.rules.postmortem.memory.text import DOES_NOT_FIT_RATIO, GIB, gb, share
+from sgdiag.rules.postmortem.memory.text import DOES_NOT_FIT_RATIO, gb, share
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _LOW_FRACTION = 0.5

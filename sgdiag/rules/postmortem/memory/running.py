@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sgdiag.model import Advice, Evidence, Family, Finding, Incident, Sighting
+from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import whole
 from sgdiag.rules.postmortem.memory.budget import lower_fraction
 from sgdiag.rules.postmortem.memory.place import TOLD, failed_allocation
-from sgdiag.rules.postmortem.memory.text import GIB, gb
+from sgdiag.rules.postmortem.memory.text import gb
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _FAMILY: Family = "runtime-out-of-memory-or-retraction"

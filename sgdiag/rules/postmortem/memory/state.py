@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from sgdiag.analysis.kv.budget import ROUNDING_BYTES
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
+from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import real, signed
 from sgdiag.rules.postmortem.memory.budget import free_before_load, told_budget
 from sgdiag.rules.postmortem.memory.cap import cap_below_page
-from sgdiag.rules.postmortem.memory.text import DOES_NOT_FIT_RATIO, GIB, gb, share
+from sgdiag.rules.postmortem.memory.text import DOES_NOT_FIT_RATIO, gb, share
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _FIGURES_WITHIN_LINES = 3

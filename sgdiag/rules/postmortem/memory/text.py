@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from sgdiag.model import Incident
-
-GIB = 1 << 30
+from sgdiag.model.units import GIB
 
 DOES_NOT_FIT_RATIO = 0.95
 """A fraction above this leaves too little for graphs and activations, whatever the model."""
@@ -25,7 +24,7 @@ def share(ratio: float) -> str:
 def graph_flags(incident: Incident) -> tuple[str, str, str]:
     """The flags that bound decode graphs, and that switch decode and prefill graphs off, in this release."""
     args = incident.snapshot.server.args.or_else({})
-    if incident.first("capture-flags-of-0.5.15") is not None or "cuda_graph_config" in args:
+    if incident.first("capture-flags-of-0.5.14") is not None or "cuda_graph_config" in args:
         return (
             "--cuda-graph-max-bs-decode",
             "--cuda-graph-backend-decode=disabled",

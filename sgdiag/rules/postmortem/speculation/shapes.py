@@ -30,6 +30,9 @@ _SIZES = (
     "kernel-sizes-differ",
     "shapes-differ",
 )
+_INTO_GRAPH = ("replay_prepare", "populate_from_forward_batch", "load_batch")
+"""Functions of SGLang's graph runners that copy a batch into a graph's buffers, by release."""
+
 TOO_LATE = (
     "The server may have loaded both models and captured its graphs without a complaint: the shapes meet at the "
     "first request that drafts"
@@ -51,20 +54,44 @@ WITHOUT_SPECULATION = Advice(
 )
 def spec_shapes(incident: Incident) -> Explanation | None:
     told = setting(incident)
-    for spot in incident.seen(*_SIZES, "weight-shape-differs"):
+    for spot in incident.seen(*_SIZES, "weight-shape-differs", "tensor-is-none"):
         linked = link(incident, spot)
         if linked == "apart" or incident.survived(spot):
             continue
-        sizes = sizes_of(spot)
         if spot.sign == "weight-shape-differs":
             reading = _weights_read(spot, linked)
+        elif spot.sign == "tensor-is-none":
+            reading = _draft_input_read() if meets_draft_input(incident, spot) else None
         else:
-            reading = (read(sizes, told) if sizes is not None else None) or _unread(linked)
+            reading = _sizes_read(incident, spot, told) or _unread(linked)
         # A whole traceback without a trace of speculation needs numbers that tell of it.
         if reading is None or (linked == "unknown" and reading.id == "spec-shapes-differ" and whole(incident, spot)):
             continue
         return _explained(incident, spot, reading, told, linked)
     return None
+
+
+def meets_draft_input(incident: Incident, spot: Sighting) -> bool:
+    """Whether an attention backend looked for the indices that only a draft step fills in."""
+    fault = incident.fault_at(spot)
+    return fault is not None and bool(fault.frames) and "kv_indptr" in fault.frames[-1].code
+
+
+def _draft_input_read() -> Reading:
+    return Reading(
+        "spec-info-width-mismatch",
+        "a plain step was handed the draft input of the step before",
+        "the attention backend took kv_indptr from batch.spec_info, an EagleDraftInput, where only a draft step sets "
+        "it: the step decodes plainly, and its spec_info was left from speculation",
+        0.9,
+    )
+
+
+def _sizes_read(incident: Incident, spot: Sighting, told: Setting) -> Reading | None:
+    sizes, fault = sizes_of(spot), incident.fault_at(spot)
+    if sizes is None:
+        return None
+    return read(sizes, told, into_graph=fault is not None and fault.passes(*_INTO_GRAPH))
 
 
 def _weights_read(spot: Sighting, linked: Link) -> Reading | None:
@@ -160,7 +187,8 @@ def _advice(finding_id: str, told: Setting) -> tuple[Advice, ...]:
         return (
             Advice(
                 "in a patch that switches speculation: clear batch.spec_info, or build one for the requests that are "
-                "there, and allocate out_cache_loc for the new width",
+                "there, set input_ids and allocate out_cache_loc for the new width, and keep the batch from graphs "
+                "that were captured for another",
                 "",
                 "the next step sees its own batch only",
             ),

@@ -66,14 +66,15 @@ def _first(fields: dict[str, str], *names: str) -> int | None:
     return next((int(fields[name]) for name in names if name in fields), None)
 
 
-def read(sizes: Sizes, told: Setting) -> Reading | None:
-    """The likeliest reading, or None where the numbers say nothing."""
+def read(sizes: Sizes, told: Setting, *, into_graph: bool = False) -> Reading | None:
+    """The likeliest reading, or None where the numbers say nothing. ``into_graph``: a batch was being copied into the
+    buffers of a captured graph."""
     wide = min(sizes.a, sizes.b) >= NARROWEST_HIDDEN
     if sizes.output is not None:
         return _weights(sizes, sizes.output, told) if wide else None
     if wide and (sizes.axis != "rows" or _layers(sizes) is not None):
         return _widths(sizes)
-    return _rows(sizes, told) if sizes.axis != "columns" else None
+    return _rows(sizes, told, into_graph) if sizes.axis != "columns" else None
 
 
 def _weights(sizes: Sizes, output: int, told: Setting) -> Reading | None:
@@ -145,7 +146,7 @@ def _widths(sizes: Sizes) -> Reading:
     )
 
 
-def _rows(sizes: Sizes, told: Setting) -> Reading | None:
+def _rows(sizes: Sizes, told: Setting, into_graph: bool) -> Reading | None:
     """Two numbers of rows: tokens or requests."""
     per_step = None if told.steps is None else told.steps + 1
     if per_step and told.draft_tokens and per_step != told.draft_tokens:
@@ -158,12 +159,12 @@ def _rows(sizes: Sizes, told: Setting) -> Reading | None:
     if width and width > 1 and larger % width == 0:
         # A small width divides many numbers; that the requests are those that ran is proof.
         proof = 0.9 if larger // width == told.requests else 0.8 if width >= TELLING_WIDTH else 0.65
-        return _stale(larger, smaller, width, proof=proof)
+        return _stale(larger, smaller, width, proof=proof, into_graph=into_graph)
     if sizes.joined and per_step is None and larger < 2 * smaller:
         requests = math.gcd(larger, smaller) if smaller > 64 else 1
         return _draft_tokens(sizes.a, sizes.b, requests, sizes.a // requests, sizes.b // requests, proof=0.8)
     if larger > smaller > 0 and not sizes.joined and told.draft_tokens is None and larger >= 2 * smaller:
-        return _stale(larger, smaller, None, proof=0.5)
+        return _stale(larger, smaller, None, proof=0.5, into_graph=into_graph)
     return None
 
 
@@ -187,9 +188,18 @@ def _draft_tokens(a: int, b: int, requests: int, per_step: int, drafted: int, pr
     )
 
 
-def _stale(larger: int, smaller: int, width: int | None, *, proof: float) -> Reading:
+def _stale(larger: int, smaller: int, width: int | None, *, proof: float, into_graph: bool) -> Reading:
     meaning = in_requests(larger, width) if width else f"{larger:,} = requests x draft tokens{_splits(larger)}"
     other = in_requests(smaller, width) if width and smaller % width == 0 and smaller > width else f"{smaller:,}"
+    if into_graph:
+        return Reading(
+            "spec-info-width-mismatch",
+            f"a batch without drafts meets the graphs of the verify step: {larger:,} against {smaller:,}",
+            f"{meaning}: what a graph takes that was captured for verify steps. The batch brought {other} rows of "
+            "input: it was not drafted for, and its input may be left from the step before. Such a graph cannot run "
+            "it, with or without spec_info",
+            proof,
+        )
     return Reading(
         "spec-info-width-mismatch",
         f"spec_info is of another batch: {larger:,} against {smaller:,}",

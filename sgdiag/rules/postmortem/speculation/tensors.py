@@ -8,7 +8,7 @@ from sgdiag.analysis.batch_shapes import in_requests
 from sgdiag.model import Advice, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.registry import Explanation, explains
 from sgdiag.rules.postmortem.speculation.context import LINKS, Link, link, setting, traceback_evidence, whole
-from sgdiag.rules.postmortem.speculation.shapes import TOO_LATE, WITHOUT_SPECULATION
+from sgdiag.rules.postmortem.speculation.shapes import TOO_LATE, WITHOUT_SPECULATION, meets_draft_input
 
 Call: TypeAlias = Literal["slots", "layers", ""]
 """What returned one tensor: the allocation of token slots, the target's model, or a call that the log does not show."""
@@ -59,8 +59,12 @@ def _why_one(incident: Incident, spot: Sighting, call: Call) -> str:
             "captured, since their numbers lie beyond the model's layers or on another pipeline rank"
         )
     told = setting(incident)
-    elements = int(spot.fields["got"]) if "got" in spot.fields else (told.requests or 0) * (told.draft_tokens or 0)
-    size = f" ({in_requests(elements, told.draft_tokens)})" if elements else ""
+    if "got" in spot.fields:
+        size = f" ({in_requests(int(spot.fields['got']), told.draft_tokens)})"
+    elif told.requests and told.draft_tokens:
+        size = f" (of {in_requests(told.requests * told.draft_tokens, told.draft_tokens)}, by the log's last figures)"
+    else:
+        size = ""
     returns = (
         f"alloc_token_slots returns one tensor{size}; a pair of slots and the allocator's state comes only with "
         "backup_state=True. `slots, _ = alloc_token_slots(…)` iterates the tensor's elements"
@@ -100,6 +104,9 @@ def spec_hidden_states_missing(incident: Incident) -> Explanation | None:
         # An attribute of None may be missing anywhere; a None among tensors to be joined is speculation's own.
         elsewhere = linked == "apart" or (linked == "unknown" and whole(incident, spot))
         if incident.survived(spot) or elsewhere or ("attribute" in spot.fields and linked != "frames"):
+            continue
+        # That has an explanation of its own.
+        if meets_draft_input(incident, spot):
             continue
         finding = Finding(
             id="spec-hidden-states-missing",
