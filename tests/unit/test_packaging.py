@@ -82,7 +82,7 @@ def test_the_sources_are_those_of_the_project_alone(sources: Path) -> None:
     with tarfile.open(sources) as archive:
         top = {Path(name).parts[1] for name in archive.getnames()}
     assert top == {
-        *("sgdiag", "fixes", "kernels", "playbooks", "tests"),
+        *("sgdiag", "fixes", "kernels", "playbooks", "docs", "tests"),
         *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "PKG-INFO", ".gitignore"),
     }
 

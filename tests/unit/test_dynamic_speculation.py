@@ -1,0 +1,260 @@
+"""The fix dynamic-speculation-disable without a server: the sums of its patches, and of its benchmark."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sgdiag.fixes.catalogue import Catalogue
+from sgdiag.fixes.patches import changes_to, combine
+from sgdiag.resources import folder
+
+FIX = "dynamic-speculation-disable"
+SUMS = "sglang/srt/speculative/plain_decode_args.py"
+CATALOGUE = Catalogue()
+PATCHED = [release for release, way in CATALOGUE.fix(FIX).releases.items() if way.how == "patch"]
+WITH_SUMS = [release for release in PATCHED if SUMS in CATALOGUE.fix(FIX).releases[release].files]
+PROMPT_END, TABLE = 7, [0, 1, 3, 4, 5, 6, 7, 2]  # 2 -> 3 -> ... -> 7 -> 2
+
+
+def load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=WITH_SUMS)
+def sums(request: pytest.FixtureRequest, tmp_path: Path) -> ModuleType:
+    """The new module that decides by numbers alone, as the patch of a release creates it."""
+    (patch,) = [one for one in CATALOGUE.patches(CATALOGUE.fix(FIX), request.param) if one.path == SUMS]
+    path = tmp_path / "plain_decode_args.py"
+    path.write_bytes(combine(SUMS, b"", {"": changes_to(patch, b"")}))
+    return load(path, "plain_decode_args")
+
+
+SIZES = [1, 2, 4, 8, 12, 16, 24, 32]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "speculating", "plain"),
+    [
+        (None, SIZES, SIZES),
+        (0, [1], SIZES),
+        (1, [1], SIZES[1:]),
+        (8, [1, 2, 4, 8], [12, 16, 24, 32]),
+        (9, [1, 2, 4, 8, 12], [12, 16, 24, 32]),
+        (32, SIZES, [32]),
+        (100, SIZES, [32]),
+    ],
+)
+def test_graphs_are_captured_for_the_sizes_that_can_come(
+    sums: ModuleType, threshold: int | None, speculating: list[int], plain: list[int]
+) -> None:
+    args = SimpleNamespace(speculative_disable_batch_threshold=threshold)
+    assert sums.graph_sizes(args, SIZES, plain=False) == speculating
+    assert sums.graph_sizes(args, SIZES, plain=True) == plain
+    for running in range(1, SIZES[-1] + 1):
+        # Whatever runs finds a graph of its kind at least as wide.
+        wanted = plain if threshold is not None and running > threshold else speculating
+        assert any(size >= running for size in wanted)
+
+
+def request_with(committed: int, allocated: int) -> SimpleNamespace:
+    lengths = {"kv_committed_len": committed, "kv_allocated_len": allocated}
+    return SimpleNamespace(**lengths, kv=SimpleNamespace(**lengths))
+
+
+def test_slots_are_asked_for_where_one_request_has_none_left_or_speculation_may_resume(sums: ModuleType) -> None:
+    args = SimpleNamespace(speculative_disable_batch_threshold=2)
+    full, empty = request_with(10, 18), request_with(10, 10)
+    assert not sums.plain_step_allocates(args, [full] * 3)
+    assert sums.plain_step_allocates(args, [full, full, empty])
+    assert sums.plain_step_allocates(args, [full] * 2)
+
+
+def server_args(**given: object) -> SimpleNamespace:
+    usual: dict[str, object] = {
+        "speculative_disable_batch_threshold": 8,
+        "speculative_algorithm": "EAGLE3",
+        "speculative_adaptive": False,
+        "enable_multi_layer_eagle": False,
+        "enable_two_batch_overlap": False,
+        "enable_pdmux": False,
+        "enable_lora": None,
+        "lora_paths": None,
+        "enable_hisparse": False,
+        "pp_size": 1,
+        "disaggregation_mode": "null",
+    }
+    return SimpleNamespace(**{**usual, **given})
+
+
+def test_what_works_is_not_refused(sums: ModuleType) -> None:
+    for given in ({}, {"speculative_disable_batch_threshold": None, "pp_size": 2}, {"speculative_algorithm": "EAGLE"}):
+        sums.check_server_args(server_args(**given), enable_dp_attention=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"speculative_disable_batch_threshold": -1}, "0 or more"),
+        ({"speculative_algorithm": None}, "needs --speculative-algorithm"),
+        ({"speculative_algorithm": "NGRAM"}, "needs --speculative-algorithm"),
+        ({"speculative_adaptive": True}, "--speculative-adaptive"),
+        ({"enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"lora_paths": ["a"]}, "--enable-lora"),
+        ({"enable_hisparse": True}, "--enable-hisparse"),
+        ({"pp_size": 2}, "--pp-size"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
+    ],
+)
+def test_refusals_name_the_flag(sums: ModuleType, given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        sums.check_server_args(server_args(**given), enable_dp_attention=False)
+
+
+def test_attention_dp_is_refused(sums: ModuleType) -> None:
+    with pytest.raises(ValueError, match="--enable-dp-attention"):
+        sums.check_server_args(server_args(), enable_dp_attention=True)
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return load(folder("fixes") / FIX / "benchmark.py", "speculation_benchmark")
+
+
+def stream(benchmark: ModuleType, *times: tuple[float, int]) -> Any:
+    return benchmark.Stream(times=list(times))
+
+
+def test_the_decode_rate_is_taken_while_all_run(benchmark: ModuleType) -> None:
+    """100 tokens/s each, started half a second apart; the slow start of the first and the lonely end do not count."""
+    first = stream(benchmark, (0.0, 1), (0.5, 11), (2.5, 211))
+    second = stream(benchmark, (0.5, 1), (3.5, 301))
+    assert benchmark.decode_rate([first, second]) == pytest.approx(200.0)
+
+
+def test_requests_that_never_ran_together_have_no_rate(benchmark: ModuleType) -> None:
+    apart = [stream(benchmark, (0.0, 1), (1.0, 9)), stream(benchmark, (2.0, 1), (3.0, 9))]
+    assert math.isnan(benchmark.decode_rate(apart))
+
+
+def test_a_wrong_token_is_told(benchmark: ModuleType) -> None:
+    right = benchmark.expected(TABLE, [4, PROMPT_END], 4)
+    assert right == [2, 3, 4, 5]
+    assert benchmark.wrong(benchmark.Stream(tokens=[2, 3, 4, 5]), right) == ""
+    assert benchmark.wrong(benchmark.Stream(tokens=[2, 3, 7, 5]), right) == "token 2 is 7, not 4"
+    assert benchmark.wrong(benchmark.Stream(tokens=[2, 3]), right) == "2 tokens, not 4"
+    assert benchmark.wrong(benchmark.Stream(error="gone"), right) == "gone"
+
+
+def test_ratios_are_taken_within_a_round(benchmark: ModuleType) -> None:
+    """Rounds that are slow for all leave the ratio alone; one that failed is left out."""
+    rates = [(100.0, 90.0), (50.0, 45.0), (200.0, 180.0), (math.nan, 500.0), (500.0, math.nan)]
+    visits = {
+        name: [benchmark.Visit(decode=rate[which], whole=1.0, accept=math.nan, errors=[]) for rate in rates]
+        for which, name in enumerate(("plain", "ours"))
+    }
+    found = benchmark.summary(visits, "plain", lambda visit: visit.decode)
+    assert found["ours"]["ratio"] == found["ours"]["low"] == found["ours"]["high"] == pytest.approx(0.9)
+    assert found["ours"]["rounds"] == [90.0, 45.0, 180.0]
+    assert found["ours"]["accept_length"] is None
+
+
+def test_the_interval_holds_the_median(benchmark: ModuleType) -> None:
+    values = [0.9, 0.95, 1.0, 1.05, 1.1, 1.0, 0.98, 1.02]
+    low, high = benchmark.interval(values, random.Random(0))  # noqa: S311
+    assert 0.9 <= low < 1.0 < high <= 1.1
+
+
+class _Model(BaseHTTPRequestHandler):
+    """Streams the table's tokens, two in each chunk; the prompt that begins with 6 goes wrong at the end."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt, count = body["input_ids"], body["sampling_params"]["max_new_tokens"]
+        made, last = [], prompt[-1]
+        self.send_response(200)
+        self.end_headers()
+        for number in range(1, count + 1):
+            last = TABLE[last] if prompt[0] != 6 or number < count else 0
+            made.append(last)
+            if number % 2 or number == count:
+                chunk = {"output_ids": made, "meta_info": {"completion_tokens": len(made), "spec_accept_length": 2.5}}
+                self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    served = ThreadingHTTPServer(("127.0.0.1", 0), _Model)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{served.server_port}"
+    served.shutdown()
+    served.server_close()
+
+
+def test_a_visit_checks_every_token(benchmark: ModuleType, url: str) -> None:
+    for prompt, error in (([3, 4], ""), ([6, 4], "token 6 is 0, not 5")):
+        into = benchmark.Stream()
+        benchmark.request(url, prompt, 7, into)
+        assert benchmark.wrong(into, benchmark.expected(TABLE, prompt, 7)) == error
+        assert [count for _when, count in into.times] == [1, 3, 5, 7]
+
+
+def run(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, url: str, folder: Path, first: int) -> int:
+    """The whole program against one server under two names, with prompts of one token."""
+
+    class Prompts(random.Random):
+        def randrange(self, *args: int) -> int:  # type: ignore[override]
+            return first
+
+    monkeypatch.setattr(benchmark.random, "Random", Prompts)
+    (folder / "next.json").write_text(json.dumps(TABLE))
+    words = ["--next", str(folder / "next.json"), f"plain={url}", f"ours={url}", "--concurrency", "2"]
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words, "--rounds", "2", "--tokens", "40"])
+    return int(benchmark.main())
+
+
+def test_the_table_names_both_servers(
+    benchmark: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(benchmark, monkeypatch, url, tmp_path, first=3) == 0
+    said = capsys.readouterr().out
+    assert "| C | plain | ours |" in said
+    assert "wrong or failed requests: 0" in said
+    assert "accept length: {'plain': [2.5], 'ours': [2.5]}" in said
+
+
+def test_wrong_tokens_end_in_failure(
+    benchmark: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(benchmark, monkeypatch, url, tmp_path, first=6) == 1
+    said = capsys.readouterr().out
+    assert "plain at 2: token 39 is 0, not " in said
+    assert "wrong or failed requests: 12" in said
+
+
+def test_no_such_server_is_one_line(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--next", "none.json", "a=http://h:1", "--baseline", "b"])
+    with pytest.raises(SystemExit, match="no server is named b"):
+        benchmark.main()
