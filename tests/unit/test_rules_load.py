@@ -252,7 +252,9 @@ def test_the_break_even_of_speculation_is_computed_and_left_open() -> None:
     assert "below 12.0 ms plain decoding is faster" in finding.cause
     assert "384 tokens verified for 60 kept" in finding.evidence[0].text
     assert any("--speculative-adaptive-config" in command for command in commands(finding))
-    assert '{"1": {"candidate_steps": [5]}, "24": {"candidate_steps": [0]}}' in finding.advice[1].action
+    assert '{"1": {"candidate_steps": [5]}, "24": {"candidate_steps": [0]}}' in finding.advice[2].action
+    assert finding.advice[1].command == "sgdiag apply-fix dynamic-speculation-disable"
+    assert "--speculative-disable-batch-threshold 23" in finding.advice[1].action
 
 
 @pytest.mark.parametrize("fields", [{"release": "0.5.12"}, {"topk": 4}, {"algorithm": "STANDALONE"}])
