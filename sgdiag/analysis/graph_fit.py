@@ -25,6 +25,16 @@ class Fit(msgspec.Struct, frozen=True):
     tokens_per_request: int | None = None
 
 
+def graph_memory(taken: Fact[int]) -> Fact[int]:
+    """Bytes that graphs took, measured by what is free on the GPU before and after their capture: less than
+    nothing says that somebody else gave memory back meanwhile."""
+    if isinstance(taken, Known) and taken.value < 0:
+        return unknown(
+            "not measurable: more was free after the capture than before, so others gave memory back meanwhile"
+        )
+    return taken
+
+
 def target_graphs(graphs: tuple[GraphSet, ...]) -> GraphSet | None:
     """The set that the target decodes on: verification's on a server that speculates."""
     named = {entry.name: entry for entry in graphs}

@@ -64,7 +64,12 @@ def _budget(snapshot: Snapshot, budget: Budget, slot: Fact[int]) -> Iterable[Tex
     yield Text()
     yield from _comparison(budget, slot)
     yield from _fractions(budget)
-    missing = [term.label for term in budget.terms if isinstance(term.bytes, Unknown) and term.id in ALWAYS]
+    # A phase of graphs is a term only where its capture was measured, so that it too is missed.
+    missing = [
+        term.label
+        for term in budget.terms
+        if isinstance(term.bytes, Unknown) and (term.id in ALWAYS or term.id.startswith("graphs-"))
+    ]
     for number, part in enumerate(textwrap.wrap(", ".join(missing), _WIDTH - _LABEL)):
         yield _line("" if number else "not told here", part)
 

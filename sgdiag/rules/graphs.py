@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgdiag.analysis.batch_shapes import running_batch
 from sgdiag.analysis.format import plural, size, sizes
-from sgdiag.analysis.graph_fit import batch_fit, captured_size, target_graphs
+from sgdiag.analysis.graph_fit import batch_fit, captured_size, graph_memory, target_graphs
 from sgdiag.model import Advice, Batch, Evidence, Fact, Finding, GraphSet, Known, Rank, Snapshot
 from sgdiag.releases.versions import at_least
 from sgdiag.rules.evidence import rank_label, seen
@@ -85,8 +85,9 @@ def _capture_more(snapshot: Snapshot, missed: list[Rank], graphs: GraphSet | Non
         )
     wanted = max(max(rank.max_running_requests.or_else(0), rank.running_requests.or_else(0)) for rank in missed)
     cost = "each captured size costs GPU memory"
-    if isinstance(graphs.memory_bytes, Known) and graphs.sizes.value:
-        cost += f", here {size(graphs.memory_bytes.value / len(graphs.sizes.value))} on average"
+    taken = graph_memory(graphs.memory_bytes)
+    if isinstance(taken, Known) and graphs.sizes.value:
+        cost += f", here {size(taken.value / len(graphs.sizes.value))} on average"
     return Advice(
         "capture larger batches",
         f"{_flag(snapshot, 'max-bs')} {wanted}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.analysis.graph_fit import Fit, batch_fit, captured_size, target_graphs
+from sgdiag.analysis.graph_fit import Fit, batch_fit, captured_size, graph_memory, target_graphs
 from sgdiag.model import Batch, GraphSet, Known, Unknown, unknown
 
 SIZES = GraphSet(name="target decode", sizes=Known((8, 1, 4, 2), "log:1"))
@@ -68,3 +68,12 @@ def test_padding_never_takes_requests_away(sizes: list[int], requests: int, widt
     else:
         assert fit.value.size in sizes
         assert fit.value.padded == fit.value.size - requests >= 0
+
+
+def test_graphs_that_took_less_than_nothing_were_not_measured() -> None:
+    """Seen on a GPU whose other process ended while the graphs were captured: ``mem usage=-0.50 GB``."""
+    gone = graph_memory(Known(-536_870_912, "log:76"))
+    assert isinstance(gone, Unknown)
+    assert "others gave memory back" in gone.reason
+    assert graph_memory(Known(0, "log:76")) == Known(0, "log:76")
+    assert graph_memory(unknown("no log")) == unknown("no log")

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from sgdiag.analysis.graph_fit import graph_memory
 from sgdiag.analysis.kv.base import free_before_load
 from sgdiag.analysis.nccl.server import predicted
 from sgdiag.model import NOT_ASKED, Fact, Gpu, Known, Rank, Snapshot, combine, unknown
@@ -139,7 +140,7 @@ def _graphs(by_phase: Fact[dict[str, int]]) -> list[Term]:
             f"graphs-{phase.replace('_', '-')}",
             f"graphs, {phase.replace('_', ' ')}",
             "later",
-            Known(size, by_phase.source, by_phase.how, by_phase.at),
+            graph_memory(Known(size, by_phase.source, by_phase.how, by_phase.at)),
         )
         for phase, size in by_phase.value.items()
     ]

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.batch_shapes import running_batch, tokens_per_request
-from sgdiag.analysis.graph_fit import NOTHING_RUNS, Fit, batch_fit, captured_size, target_graphs
+from sgdiag.analysis.graph_fit import NOTHING_RUNS, Fit, batch_fit, captured_size, graph_memory, target_graphs
 from sgdiag.analysis.workers import over_workers
 from sgdiag.model import Batch, Fact, GraphSet, Known, Rank, Unknown
 from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Row, Section, Table, stack
@@ -129,7 +129,7 @@ def _set(scene: Scene, entry: GraphSet) -> Section:
     rows = [
         Row("enabled", look.fact(entry.enabled, fmt.yes_no, lambda on: "value" if on else "warn")),
         Row("backend", look.fact(entry.backend)),
-        Row("memory", look.fact(entry.memory_bytes, fmt.size)),
+        Row("memory", look.fact(graph_memory(entry.memory_bytes), fmt.size)),
         Row("capture took", look.fact(entry.capture_s, fmt.latency)),
         Row("tokens/request", look.fact(entry.tokens_per_request)),
         Row("captured sizes", look.fact(entry.sizes, lambda sizes: f"{len(sizes)}, in {entry.sizes_unit}")),
