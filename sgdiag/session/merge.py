@@ -110,13 +110,12 @@ class _Merger:
         old = [fact for fact, is_fresh in values if not is_fresh and isinstance(fact, Known)]
         if stable and len(fresh) > 1:
             self.compare(path, fresh)
-        if fresh or old:
-            best = (fresh or old)[0]
+        if held := fresh or old:
             # A value without a time holds for the life of the process: no later one replaces it.
-            if not best.at:
-                return best
-            newest = max(fact.at for fact in fresh or old)
-            best = next(fact for fact in fresh or old if fact.at >= newest - PATIENCE_S)
+            if not held[0].at:
+                return held[0]
+            newest = max(fact.at for fact in held)
+            best = next(fact for fact in held if fact.at >= newest - PATIENCE_S)
             return max([best, *old], key=lambda fact: fact.at)
         reasons = dict.fromkeys(
             fact.reason for fact, _ in values if isinstance(fact, Unknown) and fact is not NOT_ASKED
