@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import re
 import sys
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from kernels.pcie_allreduce.gputest.mistakes import MISTAKES, with_mistake
 from kernels.pcie_allreduce.gputest.proof import with_proof
+from kernels.pcie_allreduce.protocol.programs import Algorithm
 from kernels.pcie_allreduce.runtime import compiler
 from kernels.pcie_allreduce.runtime.driver import AllreduceError
 from kernels.pcie_allreduce.runtime.layout import (
@@ -33,6 +35,10 @@ GPUS = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 NEWER_THAN_NVRTC = (99, 0)
 
 builds = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NVRTC is installed on Linux only")
+
+
+def test_the_checked_model_has_every_kernel() -> None:
+    assert get_args(Algorithm) == KERNELS
 
 
 # --- the mailbox
