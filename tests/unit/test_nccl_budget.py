@@ -70,6 +70,7 @@ def test_one_rank_alone_allocates_a_pool_of_512_mib_where_it_connects_at_once() 
 
 
 # --- measured on two H200 joined by NVLink, NCCL 2.28.9, NVLS off, by what was free before and after
+# (python -m tests.benchmarks.nccl_memory measures in the same way)
 
 H200: dict[str, Any] = {
     "version": "2.28.9",
