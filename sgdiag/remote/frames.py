@@ -24,6 +24,8 @@ _MAX_TABLE_BYTES = 1 << 20
 _MAX_CODES = 20_000
 _STACK_TRIES = 10
 _FIND_TRIES = 50
+_AT_ONCE_TRIES = 3
+_FIND_PAUSE_S = 0.001
 _HOLD_TRIES = 100
 _HOLD_PAUSE_S = 0.0002
 
@@ -90,27 +92,6 @@ class _RawFrame(NamedTuple):
     instruction: int
 
 
-class _Window:
-    """Reads of ``size`` bytes that are often close to each other: the rest of a page comes with the first of it.
-
-    Frames of one thread lie one behind the other, so a deep stack takes a read per page instead of one per frame.
-    """
-
-    def __init__(self, peek: Callable[[int, int], bytes], size: int) -> None:
-        self._peek = peek
-        self._size = size
-        self._start = 0
-        self._data = b""
-
-    def at(self, address: int) -> bytes:
-        offset = address - self._start
-        if not 0 <= offset <= len(self._data) - self._size:
-            self._start = address & -_PAGE_BYTES
-            offset = address - self._start
-            self._data = self._peek(self._start, max(_PAGE_BYTES, offset + self._size))
-        return self._data[offset : offset + self._size]
-
-
 _T = TypeVar("_T")
 
 
@@ -157,33 +138,42 @@ class Frames:
             state = self._peek_word(state + runtime.thread_next)
         return found[::-1]
 
-    def _walk(self, thread: int) -> Iterator[tuple[int, bytes]]:
-        """Address and first bytes of each frame as it stands, innermost first; one read each, to be over soon."""
+    def _walk(self, thread: int) -> Iterator[tuple[int, bytes, int]]:
+        """Each frame as it stands, innermost first: its address, and memory with its place in it.
+
+        Frames of one thread lie one behind the other, so the rest of a page is read with the first of it, to be over
+        soon.
+        """
         runtime, form = self._objects.layout.runtime, self._objects.layout.frames
         frame = self._peek_word(thread + runtime.thread_frame)
         if frame and runtime.thread_frame_indirect >= 0:
             frame = self._peek_word(frame + runtime.thread_frame_indirect)
-        window = _Window(self._objects.peek, max(form.code, form.previous, form.instruction) + 8)
+        size = max(form.code, form.previous, form.instruction) + 8
         previous, mask = form.previous, ~form.tag_mask
+        start, data = 0, b""
         for _ in range(_MAX_FRAMES):
             if not frame:
                 return
             if not 0x1000 < frame < ADDRESS_LIMIT:
                 break
-            data = window.at(frame)
-            yield frame, data
-            frame = _word(data, previous)[0] & mask
+            at = frame - start
+            if not 0 <= at <= len(data) - size:
+                start = frame & -_PAGE_BYTES
+                at = frame - start
+                data = self._objects.peek(start, max(_PAGE_BYTES, at + size))
+            yield frame, data, at
+            frame = _word(data, at + previous)[0] & mask
         raise TornError("a stack without an end")
 
     def _chain(self, thread: int) -> list[_RawFrame]:
         form, modern = self._objects.layout.frames, self._is_modern
         found: list[_RawFrame] = []
-        for frame, data in self._walk(thread):
+        for frame, data, at in self._walk(thread):
             if modern:
-                instruction = _word(data, form.instruction)[0]
+                instruction = _word(data, at + form.instruction)[0]
             else:
-                instruction = struct.unpack_from("<i", data, form.instruction)[0]
-            found.append(_RawFrame(frame, _word(data, form.code)[0] & ~form.tag_mask, instruction))
+                instruction = struct.unpack_from("<i", data, at + form.instruction)[0]
+            found.append(_RawFrame(frame, _word(data, at + form.code)[0] & ~form.tag_mask, instruction))
         return found
 
     @property
@@ -292,28 +282,31 @@ class Frames:
         The main thread is searched first; outer frames do not move while inner ones come and go. Raises AbsentError
         if no thread runs such a function now, or it has not set the variable yet.
         """
-        seen = False
+        seen, whole_looks = False, 0
         for attempt in range(_FIND_TRIES):
+            states: list[_State] = []
+            whole = 0
             with contextlib.suppress(UnreadableError):
-                for state in self._states():
-                    for raw, code in self._outermost_first(state):
+                states = self._states()
+            for state in states:
+                # Frames from the outside in, up to the first that cannot be read: it came or went meanwhile.
+                with contextlib.suppress(UnreadableError):
+                    for raw, code in self._decoded(self._chain(state.address)[::-1]):
                         if function in (code.name, code.qualified_name):
                             seen = True
                             address = self._variable(raw.address, code, variable)
                             found = Local(address, code.qualified_name, variable, state.address, raw.address, raw.code)
                             if address and self.still_holds(found):
                                 return found
-            if not seen and attempt >= _STACK_TRIES:
+                    whole += 1
+            whole_looks += bool(states) and whole == len(states)
+            if not seen and whole_looks >= _STACK_TRIES:
                 break
+            if attempt > _AT_ONCE_TRIES:
+                # A target that is off its processor in the midst of a call looks the same until it is back.
+                time.sleep(_FIND_PAUSE_S)
         where = f"{function} has not set {variable}" if seen else f"no thread runs {function}"
         raise AbsentError(where)
-
-    def _outermost_first(self, state: _State) -> Iterator[tuple[_RawFrame, _Code]]:
-        """Frames from the outside in, up to the first that cannot be read: it came or went meanwhile."""
-        try:
-            yield from self._decoded(self._chain(state.address)[::-1])
-        except UnreadableError:
-            return
 
     def _variable(self, frame: int, code: _Code, variable: str) -> int:
         form = self._objects.layout.frames
@@ -331,10 +324,10 @@ class Frames:
         """Whether the call that a variable was found in still runs and still has the same object in it."""
 
         def look() -> bool:
-            for frame, data in self._walk(local.thread):
+            for frame, data, at in self._walk(local.thread):
                 if frame == local.frame:
                     form = self._objects.layout.frames
-                    if _word(data, form.code)[0] & ~form.tag_mask != local.code:
+                    if _word(data, at + form.code)[0] & ~form.tag_mask != local.code:
                         return False
                     code = self._code(local.code)
                     return code is not None and self._variable(frame, code, local.variable) == local.address

@@ -39,8 +39,7 @@ class Getters:
 
     def _read(self, address: int) -> tuple[str, ...] | None:
         objects, layout = self._objects, self._objects.layout
-        blocks, objects.recorder.blocks = objects.recorder.blocks, None
-        try:
+        with objects.recorder.unrecorded():
             getter = objects.word(address + layout.misc.property_getter)
             if not getter or objects.type_of(getter).kind != "function":
                 return None
@@ -55,8 +54,6 @@ class Getters:
             found = getter_chain(self._source(filename), line, name)
             # The file may have been edited since it was loaded: the code itself must use the same names.
             return found if found == tuple(objects.name_at(some) for some in used) else None
-        finally:
-            objects.recorder.blocks = blocks
 
     def _source(self, filename: str) -> str:
         if not filename.startswith("/"):

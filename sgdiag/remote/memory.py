@@ -14,6 +14,7 @@ import itertools
 import os
 import struct
 import time
+from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -156,11 +157,11 @@ class Memory:
         return bytes(self._view[:size])
 
     def _failure(self, number: int, address: int, size: int) -> Exception:
-        if number in (errno.EPERM, errno.ENOSYS):
-            return NotPermittedError(f"the memory of process {self.process.pid} may not be read")
         if number == errno.ESRCH:
             return GoneError(f"process {self.process.pid} has ended")
         self.process.check_same()
+        if number in (errno.EPERM, errno.ENOSYS):
+            return NotPermittedError(f"the memory of process {self.process.pid} may not be read")
         return BadAddressError(f"{size} bytes at {address:#x} cannot be read")
 
     def _read_proc_mem(self, address: int, size: int) -> bytes:
@@ -189,38 +190,33 @@ class Batch:
         """Prepares the read, to be run as often as needed."""
         self._memory = memory
         self.blocks = tuple(blocks)
-        self.size = sum(size for _, size in self.blocks)
+        self._ends = list(itertools.accumulate([size for _, size in self.blocks]))
+        self.size = self._ends[-1] if self._ends else 0
         if self.size > MAX_READ_BYTES:
             raise BadAddressError(f"{self.size} bytes are too many for one read")
         self._buffer = ctypes.create_string_buffer(max(self.size, 1))
         self._view = memoryview(self._buffer).cast("B")
         self._at = ctypes.addressof(self._buffer)
-        flat = struct.pack(f"<{2 * len(self.blocks)}Q", *itertools.chain.from_iterable(self.blocks))
-        self._vector = ctypes.create_string_buffer(flat)
-        self._vector_at = ctypes.addressof(self._vector)
+        self._vector = array("Q", itertools.chain.from_iterable(self.blocks))
+        self._vector_at, _ = self._vector.buffer_info()
 
-    def read(self) -> bytes | list[bytes | None]:
-        """All blocks joined; or, if one cannot be read any more, each block for itself with None for those."""
-        memory = self._memory
+    def read(self, count: int | None = None) -> bytes | list[bytes | None]:
+        """All blocks, or the first ``count``, joined; if one cannot be read any more, each for itself, None for it."""
+        memory, wanted = self._memory, self.blocks[:count]
         if memory.uses_proc_mem:
-            return self._read_singly()
+            return [self._read_one(*block) for block in wanted]
         start = 0
-        for first in range(0, len(self.blocks), _IOV_MAX):
-            count = min(_IOV_MAX, len(self.blocks) - first)
-            size = (
-                self.size if count == len(self.blocks) else sum(size for _, size in self.blocks[first : first + count])
-            )
+        for first in range(0, len(wanted), _IOV_MAX):
+            end = min(first + _IOV_MAX, len(wanted))
+            size = self._ends[end - 1] - start
             local = struct.pack("<QQ", self._at + start, size)
-            got = _readv(memory.process.pid, local, 1, self._vector_at + 16 * first, count, 0)
+            got = _readv(memory.process.pid, local, 1, self._vector_at + 16 * first, end - first, 0)
             memory.calls += 1
             if got != size:
-                return self._read_singly()
+                return [self._read_one(*block) for block in wanted]
             start += size
-        memory.bytes_read += self.size
-        return bytes(self._view[: self.size])
-
-    def _read_singly(self) -> list[bytes | None]:
-        return [self._read_one(address, size) for address, size in self.blocks]
+        memory.bytes_read += start
+        return bytes(self._view[:start])
 
     def _read_one(self, address: int, size: int) -> bytes | None:
         try:
@@ -230,5 +226,5 @@ class Batch:
 
     def split(self, joined: bytes) -> list[bytes]:
         """What ``read`` returned as one, block by block."""
-        ends = list(itertools.accumulate(size for _, size in self.blocks))
-        return [joined[end - size : end] for (_, size), end in zip(self.blocks, ends, strict=True)]
+        count = bisect.bisect_right(self._ends, len(joined))
+        return [joined[start:end] for start, end in itertools.pairwise([0, *self._ends[:count]])]

@@ -8,12 +8,13 @@ no loop is longer than a constant. Failures are UnreadableError's kinds.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from sgdiag.remote.errors import AbsentError, BadAddressError, OpaqueError, TornError
 from sgdiag.remote.layout import Layout
-from sgdiag.remote.memory import ADDRESS_LIMIT, Batch
+from sgdiag.remote.memory import ADDRESS_LIMIT, Batch, Block
 from sgdiag.remote.recorder import Recorder
 
 Kind: TypeAlias = Literal[
@@ -147,6 +148,11 @@ class Objects:
         """Drop what is remembered of types and tables, which may have been freed meanwhile."""
         self._types.clear()
         self._tables.clear()
+
+    def forget_moved(self, blocks: Iterable[Block]) -> None:
+        """Drop types whose bases are among these blocks, which were found changed."""
+        for address, _ in blocks:
+            self._types.pop(address - self.layout.types.bases, None)
 
     def word(self, address: int) -> int:
         """The 64-bit word there, as something that the value depends on."""
@@ -437,16 +443,11 @@ class Objects:
             if _word(data)[0] == key:
                 self.recorder.expect(*table.texts[key])
                 return self.word(values + 8 * index) if values else int(_word(data, table.value)[0])
-            self._forget(entry)
+            # What was read there belongs to a table that is no more.
+            self.recorder.forget(entry)
         # Absence is a statement about the whole table.
         self.recorder.expect(keys + self.layout.dicts.count, struct.pack("<Q", table.count))
         return 0
-
-    def _forget(self, address: int) -> None:
-        """What was read there belongs to a table that is no more."""
-        if self.recorder.blocks is not None:
-            for block in [block for block in self.recorder.blocks if block[0] == address]:
-                del self.recorder.blocks[block]
 
     def dict_get_int(self, address: int, key: int) -> int:
         """The value of an int key, or 0."""
@@ -509,26 +510,23 @@ class Objects:
     def slots_of(self, kind: TypeInfo) -> dict[str, int]:
         """The offsets of a class' slots by name."""
         if kind.slots is None:
-            kind.slots = self._unrecorded_slots(kind)
+            with self.recorder.unrecorded():
+                kind.slots = self._read_slots(kind)
         return kind.slots
 
-    def _unrecorded_slots(self, kind: TypeInfo) -> dict[str, int]:
-        misc, blocks = self.layout.misc, self.recorder.blocks
-        self.recorder.blocks = None
+    def _read_slots(self, kind: TypeInfo) -> dict[str, int]:
+        misc = self.layout.misc
         found: dict[str, int] = {}
-        try:
-            for base in reversed(kind.lineage):
-                if not base.namespace or not base.flags & _FLAG_HEAP:
-                    continue
-                for key, value in self.dict_items(base.namespace, _MAX_NAMES)[0]:
-                    if self.type_of(value).kind == "member":
-                        definition = self.peek(self.word(value + misc.member_definition), misc.member_offset + 8)
-                        if _int32(definition, misc.member_type)[0] == misc.member_object_type:
-                            offset = _word(definition, misc.member_offset)[0]
-                            if 16 <= offset < 1 << 20:
-                                found[self.name_at(key)] = offset
-        finally:
-            self.recorder.blocks = blocks
+        for base in reversed(kind.lineage):
+            if not base.namespace or not base.flags & _FLAG_HEAP:
+                continue
+            for key, value in self.dict_items(base.namespace, _MAX_NAMES)[0]:
+                if self.type_of(value).kind == "member":
+                    definition = self.peek(self.word(value + misc.member_definition), misc.member_offset + 8)
+                    if _int32(definition, misc.member_type)[0] == misc.member_object_type:
+                        offset = _word(definition, misc.member_offset)[0]
+                        if 16 <= offset < 1 << 20:
+                            found[self.name_at(key)] = offset
         return found
 
     def follow_cell(self, address: int) -> tuple[int, TypeInfo]:

@@ -137,7 +137,7 @@ class Reader:
         tensors = Tensors(objects, calibration.torch) if calibration.torch else None
         self._objects, self._frames = objects, frames
         self._getters = Getters(self.process, objects)
-        self._collector = Collector(recorder, Walker(objects, self._getters), Decoder(objects, tensors))
+        self._collector = Collector(objects, Walker(objects, self._getters), Decoder(objects, tensors))
         self.calibration = calibration
         # What groups remember was decoded with the layouts before.
         self._failures.clear()
@@ -198,7 +198,7 @@ class Reader:
 
         What is wrong with a single path is that path's result. A group remembers what it read: use the same one again.
         """
-        self._begin()
+        self._adopt()
         self._memory.refresh_mappings(_MAPPINGS_AGE_S)
         if group not in self._failures:
             group.forget()

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 
 from sgdiag.remote.errors import AbsentError, BadAddressError, OpaqueError, PathError, TornError, UnreadableError
 from sgdiag.remote.memory import Batch, Block
+from sgdiag.remote.objects import Objects
 from sgdiag.remote.paths import Path, Step, parse_path
-from sgdiag.remote.recorder import Recorder
+from sgdiag.remote.recorder import Record, Recorder
 from sgdiag.remote.values import Decoder, Limits, Value
 from sgdiag.remote.walker import Walker
 
-_QUIET_WITH_EPOCH = 3
+_QUIET_WITH_EPOCH = 2
 _QUIET_WITHOUT_EPOCH = 5
 _SAMPLES = 10
 _SAMPLES_AGREEING = 9
@@ -135,13 +136,13 @@ class _Node:
     step: _AnyStep
     parent: int
     outcome: _Outcome | None = None
-    blocks: dict[Block, bytes] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
 
 
 class Group:
     """Paths that are read together, and what is remembered of them from read to read. A group belongs to one reader.
 
-    ``epoch`` is the path of an int that only grows; see the module's text.
+    ``epoch`` is the path of an int that only grows; see the module's text. ``roots`` are what its paths start from.
     """
 
     def __init__(self, paths: Iterable[str], *, epoch: str | None = None, limits: Limits | None = None) -> None:
@@ -154,6 +155,7 @@ class Group:
         self._epoch_end = self._add(self._epoch_path(epoch)) if epoch else -1
         self._epoch_nodes = len(self._nodes)
         self._ends = {path: self._add(parse_path(path)) for path in self.paths}
+        self.roots = frozenset(node.step.root for node in self._nodes if isinstance(node.step, _Start))
         self._comparison: _Comparison | None = None
 
     @staticmethod
@@ -175,53 +177,65 @@ class Group:
             self._nodes.append(_Node(step, parent))
         return self._index[parent, step]
 
-    @property
-    def roots(self) -> set[str]:
-        """The roots that its paths start from."""
-        return {node.step.root for node in self._nodes if isinstance(node.step, _Start)}
-
     def forget(self) -> None:
         """Read everything anew next time."""
         for node in self._nodes:
             node.outcome = None
-            node.blocks = {}
+            node.record = Record()
         self._comparison = None
 
 
 class _Comparison:
-    """All blocks that a group relies on, as one batched read."""
+    """All blocks that a group relies on, as one batched read.
+
+    ``look`` holds each block as it was when last looked at: what is read anew of these has to agree with it, or two
+    nodes could rely on different contents of one block. ``moved`` are those that the last look found changed.
+    """
 
     def __init__(self, recorder: Recorder, nodes: Sequence[_Node], epoch_nodes: int) -> None:
         blocks: dict[Block, bytes] = {}
         for node in nodes[:epoch_nodes]:
-            blocks.update(node.blocks)
-        epoch = list(blocks)
-        for node in nodes[epoch_nodes:]:
-            blocks.update(node.blocks)
+            blocks.update(node.record.blocks)
+        # Looked at first and last, the epoch frames all the rest.
+        epoch = dict(blocks)
+        guards: dict[Block, bytes] = {}
+        for node in nodes:
+            blocks.update(node.record.blocks)
+            guards.update(node.record.guards)
+        self.look: Mapping[Block, bytes] = guards | blocks
+        self.moved: set[Block] = set()
         self._nodes = nodes
-        # Of two nodes that saw the same block differently, one has an old look at it.
-        self._outdated = {i for i, node in enumerate(nodes) if not node.blocks.items() <= blocks.items()}
-        # The epoch comes first in the dict already; looking at it last, too, frames all the rest.
-        self._keys = [*blocks, *epoch]
-        self._expected = b"".join([*blocks.values(), *(blocks[key] for key in epoch)])
-        self._batch = Batch(recorder.memory, self._keys)
+        self._expected = [*blocks.items(), *epoch.items(), *guards.items(), *epoch.items()]
+        self._few = len(blocks) + len(epoch)
+        self._batch = Batch(recorder.memory, [block for block, _ in self._expected])
+        self._joined = b"".join([content for _, content in self._expected])
 
-    def changed(self) -> set[int]:
-        """The nodes whose memory is not what it was."""
-        found = self._batch.read()
-        if found == self._expected:
-            return set(self._outdated)
+    def changed(self, *, guards: bool) -> set[int]:
+        """The nodes whose memory is not what it was; without ``guards``, only what was read for values is looked at."""
+        count = len(self._expected) if guards else self._few
+        found = self._batch.read(count)
+        self.moved = set()
+        if isinstance(found, bytes) and self._joined.startswith(found):
+            return set()
         pieces = self._batch.split(found) if isinstance(found, bytes) else found
-        expected = self._batch.split(self._expected)
-        moved = {key for key, data, piece in zip(self._keys, expected, pieces, strict=True) if piece != data}
-        return self._outdated | {i for i, node in enumerate(self._nodes) if not moved.isdisjoint(node.blocks)}
+        looked = dict(self.look)
+        for (block, content), piece in zip(self._expected[:count], pieces, strict=True):
+            if piece != content:
+                self.moved.add(block)
+            if piece is None:
+                looked.pop(block, None)
+            else:
+                looked[block] = piece
+        self.look = looked
+        return {i for i, node in enumerate(self._nodes) if not node.record.is_apart_from(self.moved)}
 
 
 class Collector:
     """Reads groups of one process."""
 
-    def __init__(self, recorder: Recorder, walker: Walker, decoder: Decoder) -> None:
-        self._recorder = recorder
+    def __init__(self, objects: Objects, walker: Walker, decoder: Decoder) -> None:
+        self._recorder = objects.recorder
+        self._objects = objects
         self._walker = walker
         self._decoder = decoder
         self._comparisons = 0
@@ -237,7 +251,7 @@ class Collector:
         started, bytes_before = time.perf_counter(), memory.bytes_read
         self._comparisons = self._steps = 0
         deadline = started + budget_s
-        changed = self._changed(group)
+        changed = self._changed(group, guards=False)
         attempt, complete = 0, False
         while not complete and attempt < attempts:
             if attempt >= _ATTEMPTS_AT_ANY_COST and time.perf_counter() > deadline:
@@ -245,7 +259,7 @@ class Collector:
             if attempt >= _ATTEMPTS_AT_ONCE:
                 # The best moment is right after a change; if none of those was quiet, another phase of its loop may be.
                 time.sleep(_PAUSE_S)
-                changed |= self._changed(group)
+                changed |= self._changed(group, guards=False)
             attempt += 1
             self._take_steps(group, roots, changed)
             changed = self._changes_while_quiet(group)
@@ -274,17 +288,19 @@ class Collector:
 
     def _changes_while_quiet(self, group: Group) -> set[int]:
         """The first changes that are found, or nothing if the target was quiet throughout."""
-        for _ in range(self._quiet(group)):
-            changed = self._changed(group)
+        for comparison in range(self._quiet(group)):
+            changed = self._changed(group, guards=comparison == 0)
             if changed:
                 return changed
         return set()
 
-    def _changed(self, group: Group) -> set[int]:
+    def _changed(self, group: Group, *, guards: bool) -> set[int]:
         if group._comparison is None:
             group._comparison = _Comparison(self._recorder, group._nodes, group._epoch_nodes)
         self._comparisons += 1
-        changed = group._comparison.changed()
+        changed = group._comparison.changed(guards=guards)
+        if group._comparison.moved:
+            self._objects.forget_moved(group._comparison.moved)
         for i, node in enumerate(group._nodes):
             if node.outcome is None or node.outcome.failure is Status.TORN:
                 changed.add(i)
@@ -293,16 +309,16 @@ class Collector:
     def _take_steps(self, group: Group, roots: Mapping[str, int], changed: set[int]) -> None:
         """Take the changed steps again, and those that start from where these lead to now."""
         moved: set[int] = set()
-        with self._recorder.one_look():
+        with self._recorder.one_look(group._comparison.look if group._comparison else {}):
             for i, node in enumerate(group._nodes):
                 if i not in changed and node.parent not in moved:
                     continue
                 before = node.outcome
-                node.blocks = self._recorder.blocks = {}
+                node.record = self._recorder.record = Record()
                 try:
                     node.outcome = self._take(group, roots, node)
                 finally:
-                    self._recorder.blocks = None
+                    self._recorder.record = None
                 self._steps += 1
                 if node.outcome != before:
                     moved.add(i)
@@ -344,8 +360,8 @@ class Collector:
     def _incomplete(self, group: Group, roots: Mapping[str, int], budget_s: float) -> dict[str, Result]:
         """What can be said path by path where there was no quiet instant for all of them."""
         unsettled: set[int] = set()
-        for _ in range(self._quiet(group)):
-            unsettled |= self._changed(group)
+        for comparison in range(self._quiet(group)):
+            unsettled |= self._changed(group, guards=comparison == 0)
         # Results that held throughout belong together, unless the epoch moved on meanwhile.
         epoch_moved = any(node in unsettled for node in range(group._epoch_nodes))
         status = Status.RELAXED if epoch_moved else Status.CONSISTENT

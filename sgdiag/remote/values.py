@@ -12,6 +12,8 @@ from sgdiag.remote.errors import AbsentError, OpaqueError, TornError
 from sgdiag.remote.objects import Objects, TypeInfo
 from sgdiag.remote.tensors import Tensor, Tensors
 
+_MAX_MEMBERS = 5_000
+
 
 @dataclass(frozen=True)
 class Items:
@@ -106,10 +108,13 @@ class Decoder:
         """Without ``tensors``, torch's objects stay references."""
         self._objects = objects
         self._tensors = tensors
+        self._members: dict[int, tuple[TypeInfo, Member]] = {}
 
     def value(self, address: int, limits: Limits) -> Value:
         """The value there, read no deeper and no further than ``limits``. Raises UnreadableError's kinds."""
-        return _Reading(self._objects, self._tensors, limits).value(address, limits.depth)
+        if len(self._members) > _MAX_MEMBERS:
+            self._members.clear()
+        return _Reading(self._objects, self._tensors, self._members, limits).value(address, limits.depth)
 
     def length(self, address: int) -> int:
         """``len()`` of the object there."""
@@ -127,9 +132,12 @@ class Decoder:
 class _Reading:
     """One value in the making, with what is left of its limits."""
 
-    def __init__(self, objects: Objects, tensors: Tensors | None, limits: Limits) -> None:
+    def __init__(
+        self, objects: Objects, tensors: Tensors | None, members: dict[int, tuple[TypeInfo, Member]], limits: Limits
+    ) -> None:
         self._objects = objects
         self._tensors = tensors
+        self._members = members
         self._limits = limits
         self._left = limits.objects
 
@@ -274,13 +282,27 @@ class _Reading:
         return Instance(kind.short_name, tuple(attributes), length)
 
     def _member(self, address: int, kind: TypeInfo, depth: int) -> Value:
+        known = self._members.get(address)
+        if known is not None and known[0] is kind:
+            return known[1]
         objects = self._objects
         name, value = (objects.instance_attribute(address, kind, key) for key in ("_name_", "_value_"))
         if not name or not value:
             return self._instance(address, kind, depth)
         name_kind = objects.type_of(name)
         text = "" if name_kind.kind == "none" else objects.name_at(name)
-        return Member(kind.short_name, text, self.value(value, max(depth - 1, 1) if self._left > 0 else 0))
+        member = Member(kind.short_name, text, self.value(value, max(depth - 1, 1) if self._left > 0 else 0))
+        if isinstance(member.value, (int, str)) and self._lives_with_its_class(address, kind, text):
+            self._members[address] = kind, member
+        return member
+
+    def _lives_with_its_class(self, address: int, kind: TypeInfo, name: str) -> bool:
+        """Whether this is the class' own member of that name, which neither changes nor dies before the class does."""
+        objects = self._objects
+        with objects.recorder.unrecorded():
+            members = objects.class_attribute(kind, "_member_map_")
+            is_dict = members and objects.type_of(members).kind == "dict"
+            return bool(is_dict) and objects.dict_get_name(members, name) == address
 
 
 _NOT_SCALAR = object()

@@ -1,15 +1,46 @@
-"""Ends, or becomes another program, when told to on stdin: ``exit``, ``exec`` (Python again) or ``other`` (sleep)."""
+"""Changes, ends, or becomes another program, when told to on stdin, and says when it has changed.
+
+``bases`` (other base classes), ``member`` (another member of an enumeration), ``members`` (another enumeration of the
+same name), ``exit``, ``exec`` (Python again) or ``other`` (sleep).
+"""
 
 from __future__ import annotations
 
+import enum
+import gc
 import os
 import sys
 
 
-class State:
+class Low:
+    level = 1
+
+
+class High:
+    level = 2
+
+
+def modes(first: int) -> type[enum.Enum]:
+    return enum.Enum("Mode", {"SLOW": first, "FAST": first + 1})
+
+
+class State(Low):
     def __init__(self) -> None:
         self.number = 4711
         self.items = [1, 2, 3]
+        self.modes = modes(1)
+        self.mode = self.modes["SLOW"]
+
+    def change(self, word: str) -> None:
+        if word == "bases":
+            State.__bases__ = (High,)
+        elif word == "member":
+            self.mode = self.modes["FAST"]
+        elif word == "members":
+            del self.modes, self.mode
+            gc.collect()
+            self.modes = modes(7)
+            self.mode = self.modes["SLOW"]
 
 
 def say(line: str) -> None:
@@ -19,7 +50,9 @@ def say(line: str) -> None:
 
 def serve(state: State) -> None:
     say(f"ready {state.number}")
-    word = sys.stdin.readline().strip()
+    while (word := sys.stdin.readline().strip()) in ("bases", "member", "members"):
+        state.change(word)
+        say(word)
     if word == "exec":
         os.execv(sys.executable, [sys.executable, __file__])  # noqa: S606
     elif word == "other":

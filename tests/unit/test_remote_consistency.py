@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sgdiag.remote import Execute, Group, PathError, Reader, Snapshot, Status
+from sgdiag.remote import Execute, Group, Member, PathError, Reader, Snapshot, Status, Value
 from tests.remote_targets.harness import name_of, pythons, running
 from tests.remote_targets.invariants import HOT, broken_invariants
 
@@ -33,6 +33,39 @@ def test_consistent_results_are_never_wrong(python: Path, mode: str) -> None:
             assert broken_invariants(snapshot) == []
         if mode == "steady":
             assert complete > 20
+
+
+@each_python
+def test_what_is_remembered_of_classes_and_enumerations_is_never_out_of_date(python: Path) -> None:
+    with running(python, "changing") as target, Reader(target.pid, execute=Execute.NEVER) as reader:
+        reader.set_root("state", reader.find_local("serve", "state"))
+        group = Group(["state.level", "state.mode", "state.number"], epoch="state.number")
+
+        def read() -> tuple[Value, ...]:
+            snapshot = reader.read(group)
+            assert snapshot.complete
+            return tuple(snapshot.results[path].value for path in ("state.level", "state.mode"))
+
+        for _ in range(3):
+            assert read() == (1, Member("Mode", "SLOW", 1))
+        for word, level, mode in (
+            ("member", 1, Member("Mode", "FAST", 2)),
+            ("bases", 2, Member("Mode", "FAST", 2)),
+            ("members", 2, Member("Mode", "SLOW", 7)),
+            ("member", 2, Member("Mode", "FAST", 8)),
+        ):
+            target.tell(word)
+            assert target.next_line() == word
+            assert read() == read() == (level, mode)
+
+
+@each_python
+def test_a_member_of_an_enumeration_is_decoded_once(python: Path) -> None:
+    with running(python, "changing") as target, Reader(target.pid, execute=Execute.NEVER) as reader:
+        reader.set_root("state", reader.find_local("serve", "state"))
+        first, second = (reader.read(Group(["state.mode"])) for _ in range(2))
+        assert second.results == first.results
+        assert second.statistics.bytes_read < first.statistics.bytes_read / 2
 
 
 @each_python

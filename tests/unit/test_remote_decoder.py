@@ -178,7 +178,7 @@ def test_corrupted_reads_of_a_live_process_give_typed_results(python: Any) -> No
         for rate in (0.02, 0.2):
             recorder = Recorder(cast(Memory, memory))
             objects = Objects(recorder, reader.calibration.layout)
-            collector = Collector(recorder, Walker(objects, reader._getters), Decoder(objects, None))
+            collector = Collector(objects, Walker(objects, reader._getters), Decoder(objects, None))
             memory.rate = rate
             for _ in range(3):
                 before = memory.bytes_read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -67,6 +68,7 @@ def encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+@functools.lru_cache(maxsize=1024)
 def origin(path: str) -> str:
     """A path as the source of a fact: ``object:len(Scheduler.waiting_queue)``."""
     head, root, rest = path.partition("scheduler.")
