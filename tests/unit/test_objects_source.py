@@ -94,6 +94,30 @@ def test_the_pools_account_is_of_one_read() -> None:
         assert only(source.read()).kv.used_tokens.value == 22
 
 
+def test_what_was_not_there_is_asked_for_again_now_and_then() -> None:
+    with running() as toy:
+        process = SchedulerProcess(toy.pid, lambda: unknown("nobody tells"), execute=Execute.NEVER)
+
+        def evictable() -> Fact[Any]:
+            toy.obey("step")
+            return process.read("hot").observations["cache.evictable"].fact
+
+        try:
+            assert evictable().value == 30
+            toy.obey("other cache")
+            missing = [evictable() for _ in range(2)]
+            assert all(isinstance(fact, Unknown) and "evictable_size_" in fact.reason for fact in missing)
+            asked = process.read("hot").statistics[0].bytes_read
+            toy.obey("cache")
+            reads = next(i for i in range(scheduler.ABSENT_FOR_READS) if isinstance(evictable(), Known))
+            assert reads > 0
+            toy.obey("step")
+            process.read("hot")
+            assert asked < process.read("hot").statistics[0].bytes_read
+        finally:
+            process.close()
+
+
 def test_batches_and_what_hangs_on_them() -> None:
     with running() as toy, watching(toy) as source:
         batches = {batch.name: batch for batch in only(source.read()).batches}

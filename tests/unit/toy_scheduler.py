@@ -1,7 +1,8 @@
 """A process that looks like a scheduler of SGLang 0.5.9 from outside, as far as Python objects go.
 
 Obeys lines on stdin and answers each with a line: ``step`` (an iteration), ``request`` (one more runs), ``none``
-(no batch any more), ``hang`` (a C call that keeps the GIL), ``end`` (the scheduler's call returns).
+(no batch any more), ``other cache`` (one without sizes), ``cache`` (one with sizes again), ``hang`` (a C call that
+keeps the GIL), ``end`` (the scheduler's call returns).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Scheduler:
         self.last_batch = self.running_batch
         self.req_to_token_pool = thing(size=8, free_slots=[1, 2, 3], max_context_len=64)
         self.token_to_kv_pool_allocator = thing(free_pages=list(range(20)), release_pages=list(range(5)))
-        self.tree_cache = RadixCache()
+        self.tree_cache: Any = RadixCache()
         self.spec_algorithm = Algorithm[algorithm]
         self.draft_worker = EAGLEWorker() if algorithm != "NONE" else None
         self.spec_total_num_forward_ct, self.spec_total_num_accepted_tokens = 4, 10
@@ -82,6 +83,10 @@ class Scheduler:
             self.token_to_kv_pool_allocator.free_pages.pop()
         elif order == "none":
             self.running_batch = None
+        elif order == "other cache":
+            self.tree_cache = thing()
+        elif order == "cache":
+            self.tree_cache = RadixCache()
 
 
 def say(word: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sgdiag.model import Fact, Known, Unknown, combine, unknown
+from sgdiag.model import NO_BATCH, Fact, Known, Unknown, combine, unknown
 from sgdiag.model.units import GIB
 from sgdiag.releases.objects import BACKENDS, EAGER, GROUPS, NOT_WANTED, VERIFY_MODE, Entry, Schema
 from sgdiag.remote import Status, Tensor
@@ -22,7 +22,6 @@ _TORN = "torn: it changed while it was read"
 _DOES_NOT_SPECULATE = unknown("the server does not speculate")
 _NOT_READ = unknown("not read yet")
 _NO_GRAPHS = unknown("no graphs are captured")
-_NO_BATCH = unknown("there is no such batch at the moment")
 
 _SHARED = ("kv.free_pages", "kv.release_pages", "cache.evictable", "cache.protected")
 """Entries that account for the same pool; only one consistent read may be added up."""
@@ -90,7 +89,7 @@ def _for_field(field: str, one: Observation, classes: set[object]) -> Fact[Any]:
     if _is_of_batch(field) and one.status is Status.RELAXED:
         return unknown(_TORN)
     if _is_of_batch(field) and one.is_none_on_the_way():
-        return _NO_BATCH
+        return NO_BATCH
     return fitted(field, _converted(field, one.entry, explained(one.entry, one.fact, classes)))
 
 
@@ -190,7 +189,7 @@ def _spec_shapes(seen: Seen, batch: str) -> Facts:
     field = f"rank.batches[{batch}].spec_info_shapes"
     kind = seen[f"batch.{batch}.spec"]
     if kind.is_none_on_the_way():
-        return {field: _NO_BATCH}
+        return {field: NO_BATCH}
     mine = [one for name, one in seen.items() if name.startswith(f"batch.{batch}.spec.") and one.entry.read == "tensor"]
     if any(one.status in (Status.RELAXED, Status.TORN) for one in (kind, *mine)):
         return {field: unknown(_TORN)}

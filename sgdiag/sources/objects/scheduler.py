@@ -37,6 +37,9 @@ ATTEMPTS = 8
 BUDGET_S = 0.02
 """What one read of one group may cost on a restless server."""
 
+ABSENT_FOR_READS = 20
+"""After so many reads an entry of the hot group that was not there is asked for again."""
+
 _INSIDE = ("values", "table", "keys", "tensors")
 """Kinds of reading that look at what a container holds; the others must not, for what an object holds may be much."""
 
@@ -193,6 +196,8 @@ class _Part:
         self._limits = Limits(depth=depth, items=4096, characters=4096, objects=16384, tensor_elements=0)
         self._all = self._chosen = self._group({entry.name: entry.texts for entry in entries})
         self._paths: dict[str, str] = {}
+        self._absent: dict[str, Observation] = {}
+        self._reads = 0
 
     def _group(self, paths: Mapping[str, tuple[str, ...]]) -> Group:
         return Group([text for texts in paths.values() for text in texts], epoch=self._epoch, limits=self._limits)
@@ -201,20 +206,36 @@ class _Part:
         self, reader: Reader, budget_s: float, clock: Callable[[], float]
     ) -> tuple[dict[str, Observation], Snapshot]:
         """What was found, and the read that found it."""
+        self._reads += 1
+        if self._absent and self._reads % ABSENT_FOR_READS == 0:
+            self._ask_for_all()
         snapshot = reader.read(self._chosen, attempts=ATTEMPTS, budget_s=budget_s)
-        found = observe_all(self._entries, snapshot.results, clock())
+        asked = [entry for entry in self._entries if entry.name not in self._absent]
+        found = observe_all(asked, snapshot.results, clock()) | self._absent
         there = {name: one.path for name, one in found.items() if one.status is not Status.ABSENT}
         if self._chosen is not self._all and not self._paths.keys() <= there.keys():
-            self._chosen = self._all
+            self._ask_for_all()
             return self.read(reader, budget_s, clock)
         if self._chosen is self._all and snapshot.complete:
-            self._paths = there
-            paths = {
-                entry.name: (there[entry.name],) if entry.name in there else entry.texts for entry in self._entries
-            }
-            if sum(map(len, paths.values())) < len(self._all.paths):
-                self._chosen = self._group(paths)
+            self._choose(found, there)
         return found, snapshot
+
+    def _ask_for_all(self) -> None:
+        self._chosen, self._absent = self._all, {}
+
+    def _choose(self, found: Mapping[str, Observation], there: dict[str, str]) -> None:
+        """Ask along these paths from now on, and only now and then for what no path leads to."""
+        self._paths = there
+        hot = [entry for entry in self._entries if entry.pace == "hot"]
+        absent = {one.name: found[one.name] for one in hot if one.name not in there and one.name != EPOCH}
+        self._absent = {name: one for name, one in absent.items() if not one.is_none_on_the_way()}
+        paths = {
+            entry.name: (there[entry.name],) if entry.name in there else entry.texts
+            for entry in self._entries
+            if entry.name not in self._absent
+        }
+        if sum(map(len, paths.values())) < len(self._all.paths):
+            self._chosen = self._group(paths)
 
 
 def _parts(entries: tuple[Entry, ...], epoch: str | None) -> list[_Part]:
