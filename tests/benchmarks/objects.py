@@ -4,16 +4,22 @@
 
 The scheduler should be under steady load. First the hot group is read for a while and its cost and consistency are
 counted; then, at 10 Hz and at 100 Hz, the reader is on and off in alternate slots of two seconds, and the time per
-scheduler step of neighbouring slots is compared, with a 95 % interval by resampling. While the reader is off, the step
-counter is read once at either end of a slot.
+scheduler step of a slot is compared with that of its neighbours, with a 95 % interval by resampling. A process of its
+own watches the counter of steps all the time, and only that, so that a slot's time per step is a median over its steps:
+a machine that stands still for a moment moves an average, but not that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +27,9 @@ from sgdiag.model import unknown
 from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute
 from sgdiag.sources.objects import SchedulerProcess
-from tests.benchmarks.slowdown import interval
+from tests.benchmarks.slowdown import SLOT_S, compared, steps_by_slot
 
-SLOT_S = 2.0
+POLL_S = 0.0002
 
 
 class Watched:
@@ -68,30 +74,59 @@ class Watched:
         }
 
     def slowdown(self, seconds: float, rate_hz: float) -> dict[str, float]:
-        """Relative change of the time per step with the reader on, over pairs of neighbouring slots."""
-        slots = range(int(seconds / SLOT_S) // 2 * 2)
-        times = [self._slot(rate_hz if slot % 2 else 0.0) for slot in slots]
-        pairs = list(zip(times[1::2], times[0::2], strict=True))
-        change, low, high = interval(pairs)
-        return {
-            "pairs": len(pairs),
-            "step_ms_off": statistics.median(times[0::2]) * 1e3,
-            "step_ms_on": statistics.median(times[1::2]) * 1e3,
-            "change": change,
-            "low": low,
-            "high": high,
-        }
+        """Relative change of the time per step with the reader on."""
+        switches: list[float] = []
+        with stepping(self.process.pid) as steps:
+            begun = time.monotonic()
+            while time.monotonic() - begun < seconds or len(switches) % 2 == 0:
+                switches.append(time.monotonic())
+                self._slot(rate_hz if len(switches) % 2 == 0 else 0.0)
+            switches.append(time.monotonic())
+        return compared([steps_by_slot(steps, switches)])
 
-    def _slot(self, rate_hz: float) -> float:
-        """Seconds per step of one slot, with so many reads a second in it."""
-        first, begun = self.steps(), time.monotonic()
-        while time.monotonic() - begun < SLOT_S:
+    def _slot(self, rate_hz: float) -> None:
+        """One slot with so many reads a second in it."""
+        end = time.monotonic() + SLOT_S
+        while (left := end - time.monotonic()) > 0:
             if rate_hz:
                 self.process.read("hot")
                 time.sleep(1 / rate_hz)
             else:
-                time.sleep(SLOT_S / 10)
-        return (time.monotonic() - begun) / max(self.steps() - first, 1)
+                time.sleep(left)
+
+
+@contextmanager
+def stepping(pid: int) -> Iterator[list[float]]:
+    """The times at which the counter of steps was seen to grow; they are there when the block has ended."""
+    times: list[float] = []
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    stop = multiprocessing.Event()
+    watcher = multiprocessing.Process(target=watch_steps, args=(pid, stop, sender), daemon=True)
+    watcher.start()
+    sender.close()
+    receiver.recv()
+    try:
+        yield times
+    finally:
+        stop.set()
+        times += receiver.recv()
+        watcher.join()
+
+
+def watch_steps(pid: int, stop: Event, result: Connection) -> None:
+    """Sends a word when it begins, and all times at the end."""
+    watched = Watched(pid)
+    result.send("watching")
+    times: list[float] = []
+    before = watched.steps()
+    while not stop.is_set():
+        steps, now = watched.steps(), time.monotonic()
+        # Steps that were missed are spread over the time since the last one that was seen.
+        missed = steps - before if times else min(steps - before, 1)
+        times += [times[-1] + (now - times[-1]) * (i + 1) / missed if times else now for i in range(missed)]
+        before = steps
+        time.sleep(POLL_S)
+    result.send(times)
 
 
 def main() -> None:
