@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sgdiag.remote.errors import AbsentError, OpaqueError, TornError
-from sgdiag.remote.objects import Objects, TypeInfo
+from sgdiag.remote.objects import Objects
 from sgdiag.remote.tensors import Tensor, Tensors
+from sgdiag.remote.typeinfo import TypeInfo
 
 _MAX_MEMBERS = 5_000
 

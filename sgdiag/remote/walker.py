@@ -6,8 +6,9 @@ import struct
 
 from sgdiag.remote.errors import AbsentError, OpaqueError
 from sgdiag.remote.getters import Getters
-from sgdiag.remote.objects import Objects, TypeInfo
+from sgdiag.remote.objects import Objects
 from sgdiag.remote.paths import Attribute, Index, Step
+from sgdiag.remote.typeinfo import TypeInfo
 
 _MAX_PROPERTIES = 8
 
