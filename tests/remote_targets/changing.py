@@ -21,7 +21,11 @@ class High:
 
 
 def modes(first: int) -> type[enum.Enum]:
-    return enum.Enum("Mode", {"SLOW": first, "FAST": first + 1})
+    class Mode(enum.Enum):
+        SLOW = first
+        FAST = first + 1
+
+    return Mode
 
 
 class State(Low):
