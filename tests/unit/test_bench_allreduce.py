@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.pcie_allreduce.tuning.choice import MARGIN_RATIO, NCCL, STAY_RATIO, Table, choose, hopeless, winner
-from sgdiag.analysis.allreduce.host import Host, Ill, Place, ills, is_sick, nccl_model_us, wiring_of
-from sgdiag.analysis.allreduce.measured import Bench, Sum, best_us, family
+from sgdiag.analysis.allreduce.host import (
+    SICK_RATIO,
+    SMALL_BYTES,
+    Host,
+    Ill,
+    Place,
+    ills,
+    is_sick,
+    nccl_model_us,
+    nccl_small_us,
+    wiring_of,
+)
+from sgdiag.analysis.allreduce.measured import Bench, Kept, Key, Sum, best_us, family, in_short
 from sgdiag.analysis.allreduce.verdict import (
     best_family,
     crossover,
@@ -22,6 +34,7 @@ from sgdiag.analysis.allreduce.verdict import (
     sums_in_words,
     wrong,
 )
+from sgdiag.analysis.links import published
 from sgdiag.analysis.links.predict import latency_s, transfer_s
 from sgdiag.analysis.links.published import GEN5_BYTES_PER_S, GPU_WRITE_S, PLX_4, SWITCHTEC_4
 from sgdiag.analysis.links.shapes import ONE_SHOT_PUSH, TWO_SHOT_PUSH
@@ -372,3 +385,152 @@ def test_wrong_sums_are_said_loudly() -> None:
     assert words[0].endswith("rank order: packet")
     assert any("RANKS GET DIFFERENT SUMS" in line and line.startswith("flag") for line in words)
     assert wrong(bench({}, sums={"nccl": near, "sglang-v1": apart})) == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "cure"),
+    [
+        ("disabled by regkey", "take the key out of NVreg_RegistryDwords"),
+        ("gpu not supported", "GeForce cards have no P2P"),
+        ("chipset not supported", "nvidia-smi topo -p2p r"),
+    ],
+)
+def test_missing_p2p_has_a_cure_of_its_own(status: str, cure: str) -> None:
+    assert one(switched(p2p={"0-1": status})).cure.startswith(cure)
+
+
+def test_pairs_without_p2p_are_counted() -> None:
+    assert one(switched(p2p={"0-1": "ok", "1-2": "off"})).problem == "no P2P between the GPUs 1-2: off"
+    two = one(switched(p2p={"1-2": "off", "0-1": "off", "0-2": "ok"}))
+    assert two.problem == "no P2P between the GPUs 0-1 (and 1 more pairs): off"
+    # What goes through host memory without P2P needs no word of its own.
+    assert one(switched(p2p={"1-2": "off"}), {"SHM": 4}).problem.startswith("no P2P")
+
+
+def test_every_ill_is_told_with_what_was_seen() -> None:
+    mixed = switched(levels={"0-1": "PIX", "0-2": "NODE", "1-2": "PIX"})
+    assert one(mixed, {"SHM": 16}).problem == (
+        "NCCL goes through host memory (16 connections by SHM) although P2P works (NODE/PIX)"
+    )
+    assert "although P2P works (?)" in one(switched(levels={}), {"SHM": 1}).problem
+    four = {f"0000:02:{port:02x}.0": 0x1D for port in range(4)}
+    assert one(switched(acs=Known(four, "sysfs"))).problem.endswith("0000:02:02.0, 0000:02:03.0")
+    five = {**four, "0000:02:04.0": 0x1D}
+    assert one(switched(acs=Known(five, "sysfs"))).problem.endswith("0000:02:03.0 and 1 more")
+    harmful = {"NCCL_P2P_LEVEL": "LOC", "NCCL_SHM_DISABLE": "1", "NCCL_P2P_DISABLE": "0", "NCCL_DEBUG": "1"}
+    assert [found.cure for found in ills(switched(environment=harmful), {})] == [
+        "unset NCCL_P2P_LEVEL",
+        "unset NCCL_SHM_DISABLE",
+    ]
+    assert ills(switched(iommu=Known("identity", "sysfs")), {}) == ()
+
+
+def test_registry_keys_are_asked_for_by_name() -> None:
+    keys = "ForceP2P=0x11;RMForceP2PType=1;RMPcieP2PType=2;GrdmaPciTopoCheckOverride=1;EnableResizableBar=1"
+    found = one(direct(registry=Known({"ForceP2P": "0x11"}, "procfs")), small_us=240.0)
+    assert found.cure.startswith(f'options nvidia NVreg_RegistryDwords="{keys}"')
+    assert "ForceP2P=0x11" not in found.problem
+    assert found.problem.count(", ") == 4
+    assert ills(direct(levels={}), {}, small_us=240.0) == ()
+    for level in ("PIX", "PXB"):
+        assert ills(direct(levels={"0-1": level, "0-2": "SYS"}), {}, small_us=240.0) == ()
+
+
+def test_the_shortest_small_time_is_nccls_own() -> None:
+    assert nccl_small_us({64: {"nccl": 9.0}, 128: {"nccl": 7.0, "flag": 1.0}, SMALL_BYTES: {"nccl": 6.0}}) == 6.0
+    assert nccl_small_us({SMALL_BYTES + 1: {"nccl": 1.0}, 64: {"flag": 1.0}}) is None
+    assert is_sick(switched(), None) is False
+    assert is_sick(switched(), SICK_RATIO * nccl_model_us(switched())) is False
+
+
+def test_nvlinks_of_unknown_speed_are_no_links() -> None:
+    wiring = wiring_of(nvlinked())
+    assert isinstance(wiring, Known)
+    assert (wiring.source, wiring.how, wiring.value.gpus, wiring.value.name) == ("nvml", "derived", 2, "2 GPUs here")
+    assert [(link.a, link.b, link.write_s, link.read_s) for link in wiring.value.links] == [
+        ("gpu0", "switch0", 0.0, 0.0),
+        ("gpu1", "switch0", 0.0, 0.0),
+    ]
+    made = nvlinked()
+    odd = msgspec.structs.replace(made.gpus[1], nvlink_version=99)
+    assert isinstance(wiring_of(msgspec.structs.replace(made, gpus=(made.gpus[0], odd))), Unknown)
+    some = msgspec.structs.replace(made, gpus=switched(3).gpus, nvlinked=("0-1",))
+    assert some.joined_by == "PCIe"
+    assert Host(gpus=()).joined_by == "PCIe"
+
+
+def test_one_gpu_of_which_too_little_is_known_hides_the_links() -> None:
+    made = switched()
+    blind = msgspec.structs.replace(made.gpus[3], chain=("pci0000:00",))
+    assert isinstance(wiring_of(msgspec.structs.replace(made, gpus=(*made.gpus[:3], blind))), Unknown)
+    newer = msgspec.structs.replace(made.gpus[3], link_gts=64.0)
+    assert isinstance(wiring_of(msgspec.structs.replace(made, gpus=(*made.gpus[:3], newer))), Unknown)
+
+
+def test_links_of_switches_root_ports_and_sockets() -> None:
+    wiring = wiring_of(switched(2))
+    assert isinstance(wiring, Known)
+    assert (wiring.source, wiring.how) == ("sysfs", "derived")
+    links = {(link.a, link.b): link for link in wiring.value.links}
+    assert set(links) == {
+        *(("gpu0", "switch0"), ("gpu1", "switch2"), ("switch0", "switch1"), ("switch2", "switch1")),
+        *(("switch1", "root0"), ("root0", "socket0")),
+    }
+    up, port, gpu = links["switch1", "root0"], links["root0", "socket0"], links["gpu0", "switch0"]
+    assert (gpu.write_s, gpu.read_s) == (published.GPU_WRITE_S, published.GPU_READ_S)
+    assert (links["switch0", "switch1"].write_s, links["switch0", "switch1"].read_s) == (0.0, 0.0)
+    assert up.write_s == published.UPLINK_WRITE_S - published.ROOT_WRITE_S
+    assert up.read_s == published.UPLINK_READ_S - published.ROOT_READ_S
+    assert (port.write_s, port.read_s) == (published.ROOT_WRITE_S, published.ROOT_READ_S)
+
+
+def test_a_kept_benchmark_in_short() -> None:
+    def kept(table: list[tuple[int, str]], times_us: dict[int, dict[str, float]]) -> Kept:
+        return Kept(Key([("GPU", "GPU-0", "a"), ("GPU", "GPU-1", "b")]), made_at=5.0, table=table, times_us=times_us)
+
+    made = {
+        1024: {"nccl": 20.0, "packet": 12.0, "flag": 5.0, "sglang-v1": 1.0},
+        2048: {"nccl": 30.0, "packet": 10.0},
+        4096: {"nccl": 90.0, "packet": 10.0},
+        512: {"packet": 1.0},
+        256: {"nccl": 99.0, "sglang-v1": 1.0},
+    }
+    short = in_short(kept([(1024, "flag"), (2048, "packet"), (9999, "nccl")], made))
+    assert (short.at, short.gpus, short.last_bytes, short.saved_us) == (5.0, ("GPU-0", "GPU-1"), 2048, 20.0)
+    none = in_short(kept([(9999, "nccl")], made))
+    assert (none.last_bytes, none.saved_us) == (0, 0.0)
+
+
+def test_sums_in_words() -> None:
+    found = {
+        "packet": Sum(exact=True, alike=True, worst_error_ratio=0.0),
+        "flag": Sum(exact=True, alike=True, worst_error_ratio=0.0),
+        "nccl": Sum(exact=False, alike=True, worst_error_ratio=3e-3),
+        "two-flag": Sum(exact=True, alike=False, worst_error_ratio=0.5),
+        "sglang-v1": Sum(exact=False, alike=False, worst_error_ratio=0.25),
+    }
+    made = bench({}, sums=found)
+    assert sums_in_words(made) == (
+        "bit for bit the fp32 sum in rank order: packet, flag",
+        "nccl: off by up to 3.0e-03 of the summands' magnitudes",
+        "two-flag: RANKS GET DIFFERENT SUMS (off by up to 5.0e-01)",
+        "sglang-v1: RANKS GET DIFFERENT SUMS (off by up to 2.5e-01)",
+    )
+    assert wrong(made) == ("two-flag",)
+    inexact = bench({}, sums={"flag": Sum(exact=False, alike=True, worst_error_ratio=0.1)})
+    assert wrong(inexact) == ("flag",)
+
+
+def test_verify_steps_with_one_draft_token_are_decode_steps() -> None:
+    assert [each.when for each in sizes(8, [2], 1)] == ["decode, batch 2"]
+    assert [(each.nbytes, each.when) for each in sizes(8, [2], 2)] == [
+        (32, "decode, batch 2"),
+        (64, "verify, batch 2"),
+    ]
+
+
+def test_a_tie_is_no_win() -> None:
+    assert crossover(times(nccl=(5, 5, 5), packet=(5, 5, 5)), "sgdiag") is None
+    # What is a tenth faster counts, and what is only nearly so does not.
+    edge = bench(times(nccl=(10, 10, 10), packet=(9, 9.1, 9)))
+    assert saving_us(edge, WANTED, "sgdiag") == {SMALL: 1, MIDDLE: 0, LARGE: 1}

@@ -200,6 +200,8 @@ assert sys.argv[1:3] == ["-m", "pcie_allreduce.bench"]
 with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as log:
     log.write("h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct\\n")
 behave = os.environ.get("BEHAVE", "")
+if os.path.exists("planted"):
+    sys.exit("it runs where anybody may have put modules")
 if asked["rank"] == 0:
     print("something that a library prints")
     print(json.dumps({{"note": "NCCL is measured"}}), flush=True)
@@ -251,6 +253,20 @@ def test_ranks_that_hang_are_ended(python: Path, monkeypatch: pytest.MonkeyPatch
     assert "not done after 1 s" in outcome.problem
     assert outcome.bench is not None
     assert not psutil.Process().children()
+
+
+@pytest.mark.usefixtures("results")
+def test_modules_that_lie_where_sgdiag_is_started_are_not_run(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "anybodys"
+    place.mkdir()
+    (place / "planted").touch()
+    (place / "torch.py").write_text("print('yes'); raise SystemExit\n", encoding="utf-8")
+    monkeypatch.chdir(place)
+    with pytest.raises(SgdiagError, match="cannot use the GPUs"):
+        require_torch(sys.executable)
+    assert run(f"../{python.name}", [0, 1], {"hidden": 8, "sizes": []}, limit_s=60).problem == ""
 
 
 def test_an_interpreter_without_torch_is_said(python: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
