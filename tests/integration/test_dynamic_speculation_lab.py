@@ -25,7 +25,7 @@ def test_every_release_of_the_lab_has_it() -> None:
 
 
 def test_the_newest_release_switches_and_every_token_is_right(tmp_path: Path) -> None:
-    """The part of the regression test that one server is enough for."""
+    """The part of the regression test that is done with two servers."""
     root = copied(NEWEST, tmp_path)
     before = digest(root)
     assert f"{FIX.id} is applied" in sgdiag(NEWEST, root, "apply-fix", FIX.id)

@@ -1,4 +1,4 @@
-"""The fix dynamic-speculation-disable without a server: the sums of its patches, and of its benchmark."""
+"""The fix dynamic-speculation-disable without a server: the sums of its patches, and of its measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from sgdiag.fixes.catalogue import Catalogue
 from sgdiag.fixes.patches import changes_to, combine
@@ -22,8 +24,10 @@ from sgdiag.resources import folder
 
 FIX = "dynamic-speculation-disable"
 SUMS = "sglang/srt/speculative/plain_decode_args.py"
+KEPT = "sglang/srt/speculative/plain_decode_kept.py"
 CATALOGUE = Catalogue()
 PATCHED = [release for release, way in CATALOGUE.fix(FIX).releases.items() if way.how == "patch"]
+WITH_KEPT = [release for release in PATCHED if KEPT in CATALOGUE.fix(FIX).releases[release].files]
 WITH_SUMS = [release for release in PATCHED if SUMS in CATALOGUE.fix(FIX).releases[release].files]
 PROMPT_END, TABLE = 7, [0, 1, 3, 4, 5, 6, 7, 2]  # 2 -> 3 -> ... -> 7 -> 2
 
@@ -37,13 +41,23 @@ def load(path: Path, name: str) -> ModuleType:
     return module
 
 
+def created(release: str, path: str, folder: Path) -> ModuleType:
+    """A new module as the patch of the release creates it."""
+    (patch,) = [one for one in CATALOGUE.patches(CATALOGUE.fix(FIX), release) if one.path == path]
+    (folder / "created.py").write_bytes(combine(path, b"", {"": changes_to(patch, b"")}))
+    return load(folder / "created.py", Path(path).stem)
+
+
 @pytest.fixture(params=WITH_SUMS)
 def sums(request: pytest.FixtureRequest, tmp_path: Path) -> ModuleType:
-    """The new module that decides by numbers alone, as the patch of a release creates it."""
-    (patch,) = [one for one in CATALOGUE.patches(CATALOGUE.fix(FIX), request.param) if one.path == SUMS]
-    path = tmp_path / "plain_decode_args.py"
-    path.write_bytes(combine(SUMS, b"", {"": changes_to(patch, b"")}))
-    return load(path, "plain_decode_args")
+    """The module that decides by numbers alone."""
+    return created(request.param, SUMS, tmp_path)
+
+
+@pytest.fixture(scope="module", params=WITH_KEPT)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The module that knows what of the last plain steps is kept in which row."""
+    return created(request.param, KEPT, tmp_path_factory.mktemp("kept"))
 
 
 SIZES = [1, 2, 4, 8, 12, 16, 24, 32]
@@ -132,6 +146,100 @@ def test_refusals_name_the_flag(sums: ModuleType, given: dict[str, object], said
 def test_attention_dp_is_refused(sums: ModuleType) -> None:
     with pytest.raises(ValueError, match="--enable-dp-attention"):
         sums.check_server_args(server_args(), enable_dp_attention=True)
+
+
+def test_all_releases_that_replay_keep_rows() -> None:
+    assert WITH_KEPT == ["0.5.15.post1", "0.5.20", "0.5.21", "0.5.22", "0.5.23"]
+
+
+class _Req:
+    """A request by identity, as the scheduler's are."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+@hypothesis.given(
+    capacity=st.integers(4, 9),
+    max_steps=st.integers(1, 6),
+    script=st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.integers(0, 9)), max_size=40),
+)
+def test_a_request_finds_the_rows_of_its_last_plain_run(
+    kept: ModuleType, capacity: int, max_steps: int, script: list[tuple[set[int], int]]
+) -> None:
+    """Against a plain list of all steps; every row holds what was written to it last."""
+    rows, reqs, ring = kept.KeptRows(capacity, max_steps), [_Req(10 * i) for i in range(4)], [(-1, -1)] * capacity
+    steps: list[dict[int, int]] = []
+    for members, event in script:
+        if event == 0:
+            rows.clear()
+            steps.clear()
+        if event == 1:
+            # It speculated in between.
+            reqs[min(members)].length += 2
+        if event == 2:
+            # The others were retracted and computed anew, and are as long as if they had taken this step.
+            for i in set(range(4)) - members:
+                reqs[i].length += 1
+        for i in members:
+            reqs[i].length += 1
+        batch = sorted(members)
+        lens = [reqs[i].length for i in batch]
+        written = [row for part in rows.append([reqs[i] for i in batch], lens) for row in range(part.start, part.stop)]
+        assert len(set(written)) == len(batch) and all(0 <= row < capacity for row in written)
+        for row, i, length in zip(written, batch, lens, strict=True):
+            ring[row] = i, length
+        steps.append(dict(zip(batch, lens, strict=True)))
+        while len(steps) > max_steps or sum(map(len, steps)) > capacity:
+            steps.pop(0)
+        for i, found in zip(range(4), rows.history(reqs, [req.length for req in reqs]), strict=True):
+            length = reqs[i].length
+            run = 0
+            while run < len(steps) and steps[-1 - run].get(i) == length - run:
+                run += 1
+            assert [ring[row] for row in found] == [(i, length - age) for age in reversed(range(run))]
+
+
+@pytest.fixture(scope="module")
+def acceptance() -> ModuleType:
+    return load(folder("fixes") / FIX / "regression/acceptance.py", "speculation_acceptance")
+
+
+def test_prompts_choose_one_distance(acceptance: ModuleType) -> None:
+    chance = random.Random(0)  # noqa: S311
+    for which in range(len(acceptance.DISTANCES)):
+        found = set(acceptance.prompt(which, 4000, chance))
+        # All the tokens of its class, in a vocabulary of 512 whose first two are special.
+        assert found == set(range(2 + which, 512, len(acceptance.DISTANCES)))
+
+
+def test_a_continuation_looks_back(acceptance: ModuleType) -> None:
+    table = [(token + 100) % 512 for token in range(512)]
+    assert acceptance.expected(table, [1, 2, 3], 1, 4) == [102, 103, 202, 203]
+    assert acceptance.expected(table, [1, 2, 3], 2, 4) == [101, 102, 103, 201]
+
+
+def test_accept_lengths_by_window(acceptance: ModuleType) -> None:
+    # The steps begin at 0, 4, 8, 9, 10 and 14.
+    assert acceptance.accept_lengths([4, 4, 1, 1, 4, 4], [8, 10, 18]) == [4.0, 1.0, 4.0]
+    assert acceptance.accept_lengths([4, 1], [4]) == [4.0]
+    # The request ended before the window did, or no step begins in it.
+    for steps in ([4, 3], [9]):
+        first, second = acceptance.accept_lengths(steps, [4, 8])
+        assert first == steps[0] and math.isnan(second)
+
+
+def test_all_streams_count_from_the_step_that_resumed(acceptance: ModuleType) -> None:
+    """The second stream accepts nothing at first; its chunks come a little later or earlier than those of the first."""
+    first = acceptance.Stream(chunks=[(0.0, 1), (1.0, 5), (2.0, 6), (3.0, 7), (4.0, 11), (5.0, 15)])
+    second = acceptance.Stream(chunks=[(0.3, 1), (1.1, 3), (1.9, 4), (3.1, 5), (4.2, 6), (4.9, 10)])
+    assert acceptance.after_resume([first, second], alone=2.5) == [[4, 4], [1, 4]]
+
+
+def test_merged_chunks_are_refused(acceptance: ModuleType) -> None:
+    merged = acceptance.Stream(chunks=[(0.0, 1), (1.0, 6)])
+    with pytest.raises(RuntimeError, match="too busy"):
+        acceptance.after_resume([merged], alone=0.5)
 
 
 @pytest.fixture(scope="module")
