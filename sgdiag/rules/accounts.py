@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgdiag.analysis.batch_shapes import running_batch
-from sgdiag.model import Advice, Evidence, Finding, Rank, Snapshot
+from sgdiag.model import NO_BATCH, Advice, Evidence, Finding, Rank, Snapshot
 from sgdiag.rules.evidence import one_read, rank_label, seen
 from sgdiag.rules.registry import rule
 
@@ -94,5 +94,6 @@ def _nobody_holds_slots(rank: Rank) -> bool:
         one_read(*counts)
         and rank.free_request_slots.value >= rank.request_slots.value
         and any(one_read(requests, *counts) and requests.value == 0 for requests in running)
-        and all(batch.requests.or_else(0) == 0 for batch in rank.batches)
+        # A batch that could not be read may have some.
+        and all(batch.requests == NO_BATCH or batch.requests.or_else(None) == 0 for batch in rank.batches)
     )

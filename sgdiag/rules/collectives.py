@@ -67,7 +67,7 @@ def _why(snapshot: Snapshot, item: Communicator) -> _Reason:
     args = snapshot.server.args.or_else({})
     if args.get("disable_custom_all_reduce") is True or "disable-custom-all-reduce" in said:
         return _switched_off(snapshot)
-    if "span" in said or snapshot.server.nnodes.or_else(1) > 1:
+    if "span" in said or _spans_hosts(snapshot, size):
         return _Reason(
             "the group spans several hosts, and custom allreduce works within one",
             0.9,
@@ -125,6 +125,12 @@ def _why(snapshot: Snapshot, item: Communicator) -> _Reason:
         0.5,
         (Advice("read the warning near the start of the log, on the log screen", "sgdiag attach"),),
     )
+
+
+def _spans_hosts(snapshot: Snapshot, ranks: int) -> bool:
+    """Whether a group of ``ranks`` neighbours is larger than what one of the server's hosts runs."""
+    server = snapshot.server
+    return ranks * server.nnodes.or_else(1) > server.tp_size.or_else(1) * server.pp_size.or_else(1)
 
 
 def _switched_off(snapshot: Snapshot) -> _Reason:

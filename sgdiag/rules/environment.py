@@ -165,6 +165,9 @@ def _topology(snapshot: Snapshot, variables: Mapping[str, str]) -> Iterator[Prob
 
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_OFF = ("0", "false", "no", "n")
+"""What SGLang takes for off in a variable of its own."""
+
 _EXPANDABLE = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*true\b", re.IGNORECASE)
 
 SHAREABLE_SINCE = "0.5.14"
@@ -184,8 +187,9 @@ def expandable_segments(snapshot: Snapshot) -> Finding | None:
     if name is None or off or any(isinstance(fact, Known) and fact.value != "on" for fact in told):
         return None
     links = [gpu.nvlinks_up.value for gpu in gpus_of(snapshot) if isinstance(gpu.nvlinks_up, Known)]
-    second = environment.value.get("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", "1") != "0" and any(links or [1])
-    if second and at_least(snapshot.server.release.or_else(""), SHAREABLE_SINCE):
+    first = environment.value.get("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", "").lower() in _OFF
+    without_links = bool(links) and not any(links)
+    if not first and not without_links and at_least(snapshot.server.release.or_else(""), SHAREABLE_SINCE):
         return None
     return Finding(
         id="expandable-segments-custom-allreduce",

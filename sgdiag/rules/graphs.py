@@ -51,14 +51,14 @@ def decode_without_graph(snapshot: Snapshot) -> Finding | None:
         seen(
             rank.decode_uses_graph,
             f"{rank_label(snapshot, rank)}: the last reported decode step ran without a graph "
-            f"({plural(rank.running_requests.or_else(0), 'request')} running)",
+            f"({plural(rank.running_requests.value, 'request')} running)",
         )
         for rank in missed
     ]
     above = False
     if graphs is not None and isinstance(captured, Known):
         largest = max(captured.value, default=0)
-        above = all(rank.running_requests.or_else(0) > largest for rank in missed)
+        above = all(rank.running_requests.value > largest for rank in missed)
         evidence.append(seen(captured, f"largest captured batch size: {largest}"))
     return Finding(
         id="decode-without-graph",
@@ -83,7 +83,7 @@ def _capture_more(snapshot: Snapshot, missed: list[Rank], graphs: GraphSet | Non
             "sgdiag attach",
             "why none fits",
         )
-    wanted = max(max(rank.max_running_requests.or_else(0), rank.running_requests.or_else(0)) for rank in missed)
+    wanted = max(max(rank.max_running_requests.or_else(0), rank.running_requests.value) for rank in missed)
     cost = "each captured size costs GPU memory"
     taken = graph_memory(graphs.memory_bytes)
     if isinstance(taken, Known) and graphs.sizes.value:

@@ -28,7 +28,7 @@ def nccl_rank_missing(snapshot: Snapshot) -> Finding | None:
     lost = [(item, rank) for item, rank in _named(snapshot, fact.value) if rank.state in _LOST]
     if not lost:
         return None
-    worst = min((_LOST.index(rank.state) for _, rank in lost), default=0)
+    worst = min(_LOST.index(rank.state) for _, rank in lost)
     confidence = (0.9, 0.85, 0.6)[worst]
     return Finding(
         id="nccl-rank-missing",

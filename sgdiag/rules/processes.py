@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgdiag.model import Advice, Evidence, Finding, Gpu, Known, Process, Snapshot
+from sgdiag.model import Advice, Finding, Gpu, Known, Process, Snapshot
 from sgdiag.rules.evidence import explain_log, gpus_of, seen
 from sgdiag.rules.registry import rule
 
@@ -79,9 +79,9 @@ def gpu_memory_held_by_others(snapshot: Snapshot) -> Finding | None:
         verdict="WARN",
         confidence=0.9,
         evidence=tuple(
-            Evidence(
-                gpu.processes.source if isinstance(gpu.processes, Known) else "nvml",
-                f"GPU {gpu.index}: pid {holder.pid} holds {holder.memory_bytes.or_else(0) / 2**30:.1f} GiB",
+            seen(
+                gpu.processes,
+                f"GPU {gpu.index}: pid {holder.pid} holds {holder.memory_bytes.value / 2**30:.1f} GiB",
             )
             for gpu, holder in foreign
         ),

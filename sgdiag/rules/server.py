@@ -42,6 +42,11 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
         ),
         advice=(
             *(
+                ()
+                if down
+                else (Advice("see which rank holds it up", "sgdiag stacks", "names the rank that the others wait for"),)
+            ),
+            *(
                 explain_log(snapshot, "names what failed first, why, and what to do")
                 or (
                     Advice(

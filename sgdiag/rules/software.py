@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sgdiag.model import Advice, Evidence, Finding, Gpu, Known, Snapshot
 from sgdiag.releases.packages import SAME_VERSION, compiles_from, cuda_version, runs_from
@@ -24,7 +24,7 @@ def torch_not_built_for_gpu(snapshot: Snapshot) -> Finding | None:
         return None
     # A driver compiles the portable code that some builds carry for GPUs which came later.
     serves = snapshot.server.health.or_else("") == "up"
-    first = max((first for _, first in unknown_to_it), key=lambda text: cuda_version(text) or (0, 0))
+    first = _newest(first for _, first in unknown_to_it)
     return Finding(
         id="torch-not-built-for-gpu",
         title="torch was built for a CUDA version that does not know this GPU",
@@ -91,14 +91,11 @@ def cuda_toolkit_unfit(snapshot: Snapshot) -> Finding | None:
     for gpu, capability in _capabilities(snapshot):
         first = compiles_from(capability)
         if first is not None and _older(toolkit.value, first):
-            wanted = max(wanted, first, key=lambda text: cuda_version(text) or (0, 0))
+            wanted = _newest((wanted, first))
             evidence.append(
                 seen(gpu.compute_capability, f"GPU {gpu.index}: {capability} is compiled for from CUDA {first} on")
             )
-    if (
-        isinstance(torch, Known)
-        and (cuda_version(toolkit.value) or (0, 0))[0] != (cuda_version(torch.value) or (0, 0))[0]
-    ):
+    if isinstance(torch, Known) and _of_other_major(toolkit.value, torch.value):
         evidence.append(seen(torch, f"torch is built for CUDA {torch.value}"))
         wanted = wanted or torch.value
     if not evidence:
@@ -164,6 +161,15 @@ def _capabilities(snapshot: Snapshot) -> Iterator[tuple[Gpu, str]]:
     for gpu in gpus_of(snapshot):
         if isinstance(gpu.compute_capability, Known):
             yield gpu, gpu.compute_capability.value
+
+
+def _newest(versions: Iterable[str]) -> str:
+    return max(versions, key=lambda text: cuda_version(text) or ())
+
+
+def _of_other_major(version: str, other: str) -> bool:
+    mine, theirs = cuda_version(version), cuda_version(other)
+    return mine is not None and theirs is not None and mine[0] != theirs[0]
 
 
 def _older(version: str, than: str) -> bool:

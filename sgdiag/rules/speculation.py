@@ -20,7 +20,8 @@ NOTHING_WON_TOKENS = 1.02
 """An accept length up to here is the free bonus token alone, but for rounding."""
 
 WORTHWHILE_RATIO = 0.25
-"""With at least this share of verified tokens kept, the question of cost does not arise."""
+"""With this share of verified tokens kept, and LOW_ACCEPT_RATIO of the drafts right, the question of cost does not
+arise."""
 
 STOPS_ABOVE, THRESHOLD_FLAG = "dynamic-speculation-disable", "--speculative-disable-batch-threshold"
 """The fix that decodes plainly above a batch size, and the flag that it brings."""
@@ -118,7 +119,10 @@ def spec_break_even(snapshot: Snapshot) -> Finding | None:
                 ),
             ),
         )
-    if not isinstance(width, Known) or worst.accept_length / width.value >= WORTHWHILE_RATIO or worst.requests < 2:
+    if not isinstance(width, Known) or worst.requests < 2:
+        return None
+    kept, right = worst.accept_length / width.value, (worst.accept_length - 1) / speculation.steps.or_else(1)
+    if kept >= WORTHWHILE_RATIO and right >= LOW_ACCEPT_RATIO:
         return None
     return Finding(
         id="spec-break-even",

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from sgdiag.analysis.kv.budget import budget_of
 from sgdiag.cli import cli
 from sgdiag.cli.kv import kv
+from sgdiag.cli.kv_screen import print_budgets
+from sgdiag.model import Known
 from sgdiag.model.errors import SgdiagError
+from sgdiag.resources import recording
+from sgdiag.session.recording import read_frame
 from tests.unit.made_models import DENSE, write_model
 
 STAMP = "[2026-04-05 06:07:08"
@@ -82,6 +87,18 @@ def test_the_models_files_tell_the_size_of_a_slot(log: Path, tmp_path: Path) -> 
     # 32 layers, keys and values, 4 of the 8 heads on each of two ranks, 128 numbers of 2 bytes.
     assert told == {"is": "known", "value": 65536, "source": "config.json:LlamaForCausalLM", "how": "derived"}
     assert "by the configuration    65,536 bytes each" in run(log).output
+
+
+@pytest.mark.parametrize(
+    ("slot", "shown"), [(5120, "5,120 bytes each, the draft's with it"), (4096, "4,096 bytes each")]
+)
+def test_a_slot_of_the_configuration_may_hold_the_drafts(
+    slot: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo's server has 4,096 bytes for each token in the target's pool and keeps another for its draft."""
+    snapshot = read_frame(recording("demo.sgdiag"))
+    print_budgets(snapshot, [budget_of(snapshot, snapshot.ranks[0])], slot=Known(slot, "config.json"))
+    assert f"by the configuration    {shown}  config.json\n" in capsys.readouterr().out
 
 
 def test_there_is_no_bar_where_most_of_it_would_look_free(tmp_path: Path) -> None:

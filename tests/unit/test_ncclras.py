@@ -552,3 +552,11 @@ def test_ranks_of_another_job_are_not_ours() -> None:
     rank = NcclRank(rank=5, state="dead", pid=77)
     assert findings(rank, processes=(Process(pid=78),)) == {}
     assert findings(rank, processes=(Process(pid=78, inner_pid=Known(77, "procfs")),)) != {}
+
+
+def test_an_environment_cannot_send_us_to_another_host() -> None:
+    """Any user of the host can set one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        variables = {"NCCL_RAS_ADDR": f"gpu1.example:{listener.getsockname()[1]}"}
+        told = NcclRasSource(lambda: [os.getpid()], lambda: variables).read().collectives.ras
+    assert isinstance(told, Unknown) and "gpu1.example, which is not known to be this host" in told.reason

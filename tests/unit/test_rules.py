@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from sgdiag.model import (
+    NO_BATCH,
     Batch,
-    Collectives,
-    Communicator,
     Disagreement,
     Finding,
     Gpu,
@@ -180,106 +179,6 @@ def test_decode_without_a_graph() -> None:
     assert "switched off" in off.title
 
 
-def test_custom_allreduce() -> None:
-    communicator = Communicator(group="tp", custom_allreduce=known("not supported on more than two PCIe-only GPUs"))
-    server = Server(tp_size=known(8), device=known("cuda"))
-    finding = find(
-        Snapshot(server=server, collectives=Collectives(communicators=(communicator,))), "custom-allreduce-off"
-    )
-    assert finding is not None
-    assert "PCIe-only" in finding.evidence[0].text
-    single = Snapshot(server=Server(tp_size=known(1)), collectives=Collectives(communicators=(communicator,)))
-    assert find(single, "custom-allreduce-off") is None
-
-
-def test_a_group_that_wants_no_custom_allreduce_is_not_off() -> None:
-    """The world group of every server with several ranks; seen on two H200, whose other groups had it."""
-    server = Server(tp_size=known(2), device=known("cuda"))
-    world = Communicator(group="world", custom_allreduce=known("not asked for"))
-
-    def found(tp: str) -> Finding | None:
-        groups = (world, Communicator(group="tp", custom_allreduce=known(tp)))
-        return find(Snapshot(server=server, collectives=Collectives(communicators=groups)), "custom-allreduce-off")
-
-    assert found("on") is None
-    # The group of tensor parallelism wants it unless it was switched off.
-    off = found("not asked for")
-    assert off is not None
-    assert [line.text for line in off.evidence] == ["group tp: not asked for"]
-
-
-def allreduce(said: str, *, tp: int = 2, links: int | None = None, **more: Any) -> Finding:
-    """What is said of a server whose custom allreduce is off with these words."""
-    gpus = Gpus(
-        devices=tuple(
-            Gpu(
-                index=index,
-                nvlinks_up=known(links) if links is not None else unknown("no driver"),
-                peers=known(more["peers"]) if "peers" in more else unknown("no driver"),
-            )
-            for index in range(tp)
-        )
-    )
-    snapshot = Snapshot(
-        server=Server(
-            tp_size=known(tp),
-            device=known("cuda"),
-            release=known(more.get("release", "0.5.20")),
-            args=known(more.get("args", {})),
-            asked=more.get("asked", unknown("no process")),
-        ),
-        gpus=gpus,
-        collectives=Collectives(
-            environment=known(more.get("environment", {})),
-            communicators=(Communicator(group="tp", size_ranks=known(tp), custom_allreduce=known(said)),),
-        ),
-    )
-    finding = find(snapshot, "custom-allreduce-off")
-    assert finding is not None
-    return finding
-
-
-PCIE_WORDS = "it's not supported on more than two PCIe-only GPUs"
-
-
-def test_custom_allreduce_over_pcie_depends_on_the_release() -> None:
-    new = allreduce(PCIE_WORDS, tp=8, release="0.5.22")
-    assert [advice.command for advice in new.advice] == ["SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"]
-    assert "upgrade" in allreduce(PCIE_WORDS, tp=8, release="0.5.20").advice[0].action
-    assert allreduce(PCIE_WORDS, tp=6, release="0.5.22").advice == ()
-    asked = allreduce(PCIE_WORDS, tp=8, release="0.5.22", environment={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"})
-    assert "do not run" in asked.advice[0].action
-    # The object reader only says that it is off; the links say why.
-    assert "PCIe" in allreduce("disabled", tp=4, links=0).cause
-
-
-def test_custom_allreduce_of_two_gpus_without_nvlink() -> None:
-    lost = allreduce("disabled", links=0, release="0.5.12.post1")
-    assert lost.advice[0].command == "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2=0"
-    assert lost.confidence >= 0.8
-    refused = allreduce("disabled", links=0, peers={"1": "chipset not supported"})
-    assert "P2P" in refused.cause
-    assert "your platform lacks GPU P2P" not in refused.cause
-    assert "P2P" in allreduce("your platform lacks GPU P2P capability or P2P test failed").cause
-    open_question = allreduce("disabled", links=0, peers={"1": "ok"})
-    assert open_question.confidence < 0.8
-
-
-def test_custom_allreduce_that_was_switched_off() -> None:
-    off = {"disable_custom_all_reduce": True}
-    by_user = allreduce("absent", args=off, asked=known({"disable_custom_all_reduce": "true"}))
-    assert by_user.cause == "--disable-custom-all-reduce is set"
-    by_sglang = allreduce("absent", args=off, asked=known({}))
-    assert "SGLang itself" in by_sglang.cause
-    assert "SGLang itself" not in allreduce("absent", args=off, asked=known({"config": "/etc/sglang.yaml"})).cause
-
-
-def test_custom_allreduce_of_groups_that_it_does_not_know() -> None:
-    assert "not of 3" in allreduce("disabled", tp=3).cause
-    assert "several hosts" in allreduce("this process group spans across nodes").cause
-    assert "expandable" in allreduce("setup failed: invalid argument").cause
-
-
 def test_orphans_are_named_with_the_command_that_ends_them() -> None:
     processes = (Process(pid=41, orphan=known(True), title=known("sglang::scheduler")), Process(pid=42))
     finding = find(Snapshot(processes=processes), "orphaned-scheduler")
@@ -300,6 +199,63 @@ def test_foreign_memory_counts_on_the_servers_own_gpus_only() -> None:
     finding = find(Snapshot(processes=(Process(pid=10, gpus=known((0,))),), gpus=gpus), "gpu-memory-held-by-others")
     assert finding is not None
     assert [item.text for item in finding.evidence] == ["GPU 0: pid 99 holds 20.0 GiB"]
+
+
+def test_an_orphan_is_told_with_what_a_new_server_needs_of_it() -> None:
+    def told(**facts: Any) -> str:
+        finding = find(Snapshot(processes=(Process(pid=41, orphan=known(True), **facts),)), "orphaned-scheduler")
+        assert finding is not None
+        return finding.evidence[0].text
+
+    assert told(role="scheduler") == "pid 41 (scheduler): its launcher is gone"
+    assert told(role="scheduler", state=known("D"), gpus=known((2, 3)), ports=known((1, 2, 3, 4, 5))) == (
+        "pid 41 (scheduler): its launcher is gone; it holds memory of GPU 2, memory of GPU 3, port 1, port 2, port 3, "
+        "port 4; it waits in the kernel, and ends only when that returns"
+    )
+    assert told(role="other", state=known("S"), ports=known((30000,))).endswith("is gone; it holds port 30000")
+
+
+@pytest.mark.parametrize(
+    ("processes", "holder", "found"),
+    [
+        ((Process(pid=10),), 512 << 20, True),
+        ((Process(pid=10),), (512 << 20) - 1, False),
+        ((Process(pid=99),), 1 << 30, False),
+        ((), 1 << 30, False),
+        ((Process(pid=10, gpus=known((1,))),), 1 << 30, False),
+    ],
+)
+def test_a_neighbour_counts_from_half_a_gibibyte_on(processes: tuple[Process, ...], holder: int, found: bool) -> None:
+    held = GpuProcess(pid=99, memory_bytes=known(holder))
+    unmeasured = GpuProcess(pid=98, memory_bytes=unknown("in another container"))
+    gpus = Gpus(devices=(Gpu(index=0, processes=Known((held, unmeasured), "nvml")), Gpu(index=1)))
+    finding = find(Snapshot(processes=processes, gpus=gpus), "gpu-memory-held-by-others")
+    assert (finding is not None) is found
+    assert finding is None or [item.source for item in finding.evidence] == ["nvml"]
+    assert find(Snapshot(processes=processes), "gpu-memory-held-by-others") is None
+
+
+@pytest.mark.parametrize(
+    ("used", "held", "text"),
+    [
+        (known(5 << 30), (known(1 << 30), known(1 << 30)), "GPU 0: 3.0 GiB more than its processes hold"),
+        (known(3 << 30), (known(1 << 30),), "GPU 0: 2.0 GiB more than its processes hold"),
+        (known((3 << 30) - 1), (known(1 << 30),), ""),
+        (known(3 << 30), (known(1 << 30), unknown("in another container")), ""),
+        (unknown("no driver"), (known(1 << 30),), ""),
+        (known(3 << 30), None, ""),
+        (known(2 << 30), (), "GPU 0: 2.0 GiB more than its processes hold"),
+    ],
+)
+def test_memory_without_a_process(used: Any, held: tuple[Any, ...] | None, text: str) -> None:
+    processes = tuple(GpuProcess(pid=pid, memory_bytes=fact) for pid, fact in enumerate(held or ()))
+    gpu = Gpu(
+        index=0,
+        memory_used_bytes=used,
+        processes=known(processes) if held is not None else unknown("no permission"),
+    )
+    finding = find(Snapshot(gpus=Gpus(devices=(gpu,))), "gpu-memory-without-process")
+    assert ([item.text for item in finding.evidence] if finding is not None else [""]) == [text]
 
 
 def test_a_server_that_is_gone_points_to_its_log() -> None:
@@ -446,6 +402,32 @@ def test_spec_info_of_the_same_batch_under_two_names_is_told_once_each() -> None
     assert len(finding.evidence) == 2
 
 
+def test_a_batch_that_is_not_judged_hides_no_other() -> None:
+    torn = msgspec.structs.replace(batch(2, slots=160), requests=read(2, at=READ_AT + 1))
+    extend = batch(2, "EXTEND", slots=700, spec=draft_input(9))
+    unnamed = batch(2, slots=2, spec=("MyInput", {"topk_p": (9, 9)}))
+    bare = batch(2, slots=2, spec=("EagleDraftInput", {}))
+    wrong = batch(2, slots=2, spec=draft_input(10))
+    finding = find(speculating_with(torn, extend, unnamed, bare, wrong), SPEC_INFO)
+    assert finding is not None
+    assert [item.text for item in finding.evidence] == [
+        "TP0, running batch: EagleDraftInput topk_p has 10 rows, topk_index has 10 rows, the batch 2 requests"
+    ]
+
+
+def test_a_draft_input_with_one_wrong_tensor_names_that_one() -> None:
+    mixed = batch(2, slots=2, spec=("EagleDraftInput", {"topk_p": (2, 1), "topk_index": (3, 1)}))
+    finding = find(speculating_with(mixed), SPEC_INFO)
+    assert finding is not None
+    assert finding.evidence[0].text.endswith("EagleDraftInput topk_index has 3 rows, the batch 2 requests")
+
+
+def test_one_request_is_judged_like_many() -> None:
+    assert verdict(speculating_with(batch(1, slots=1, spec=draft_input(1))), SPEC_INFO) == "PASS"
+    assert verdict(speculating_with(batch(1, slots=1, spec=draft_input(2))), SPEC_INFO) == "FAIL"
+    assert verdict(decoding(batch(1, slots=1)), SLOTS) == "PASS"
+
+
 SLOTS = "out-cache-loc-mismatch"
 
 
@@ -481,6 +463,19 @@ def test_slots_of_a_server_that_speculates() -> None:
     assert too_few is not None
     assert "10 slots for 160 = 10 requests x 16 draft tokens to verify" in too_few.evidence[0].text
     assert verdict(verifying(320, "EAGLEWorker"), SLOTS) == "FAIL"
+    assert verdict(verifying(160, "EAGLEWorker"), SLOTS) == "PASS"
+    assert verdict(verifying(31), SLOTS) == "FAIL"
+    # Only an EAGLE verify input is sure to be of this step.
+    ngram = batch(10, "TARGET_VERIFY", slots=10, spec=verify_input(10, 16, "NgramVerifyInput"))
+    assert verdict(speculating_with(ngram), SLOTS) == "not asked"
+    left = batch(10, "DECODE", slots=10, spec=verify_input(10, 16))
+    assert verdict(speculating_with(left), SLOTS) == "not asked"
+    bare = batch(10, "TARGET_VERIFY", slots=10, spec=("EagleVerifyInput", {}))
+    wrong = batch(10, "TARGET_VERIFY", slots=10, spec=verify_input(10, 16))
+    torn = msgspec.structs.replace(wrong, mode=read("TARGET_VERIFY", at=READ_AT + 1))
+    found = find(speculating_with(torn, bare, left, wrong), SLOTS)
+    assert found is not None
+    assert len(found.evidence) == 1
     # Between two steps the slots are those of the draft, of the accepted tokens or of the prefill before.
     assert verdict(speculating_with(batch(10, slots=30, spec=draft_input(10))), SLOTS) == "not asked"
 
@@ -581,6 +576,50 @@ def test_slots_that_somebody_holds_are_not_lost() -> None:
     # Results are being processed: the rows are free already, the slots follow together.
     last = msgspec.structs.replace(batch(1), name="last")
     assert accounts(pool(640, 200, 60, batches=(last,))) == "not asked"
+
+
+def test_a_batch_that_could_not_be_read_may_hold_the_slots() -> None:
+    for torn in ("last", "current"):
+        other = Batch(name=torn, requests=unknown("torn: it changed while it was read"))
+        assert accounts(pool(640, 300, 0, batches=(other,))) == "not asked"
+    none = Batch(name="last", requests=NO_BATCH)
+    assert accounts(pool(640, 300, 0, batches=(none,))) == "WARN"
+
+
+def test_every_rank_is_counted_and_an_odd_one_hides_no_other() -> None:
+    odd = msgspec.structs.replace(pool(700, 300, 64, pool_type="SWAKVPool"), id=RankId(tp=0))
+    whole = msgspec.structs.replace(pool(700, 300, 0), id=RankId(tp=1))
+    lost = msgspec.structs.replace(pool(640, 300, 0), id=RankId(tp=2))
+    finding = find(Snapshot(ranks=(odd, whole, lost)), ACCOUNTS)
+    assert finding is not None
+    assert [item.text for item in finding.evidence] == [
+        "TP2: 640 free + 300 evictable + 0 protected = 940 of 1,000 slots, no request holds any: 60 are lost"
+    ]
+    passed = find(Snapshot(ranks=(odd, whole)), ACCOUNTS)
+    assert passed is not None
+    assert [item.text for item in passed.evidence] == [
+        "TP1: 700 free + 300 evictable + 0 protected = 1,000 of 1,000 slots, no request holds any"
+    ]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"enable_hierarchical_cache": True},
+        {"enable_hisparse": True},
+        {"enable_unified_memory": True},
+        {"enable_lmcache": True},
+        {"dcp_size": 2},
+        {"disaggregation_mode": "prefill"},
+    ],
+)
+def test_slots_that_are_held_in_other_places_are_not_counted(args: dict[str, Any]) -> None:
+    assert accounts(pool(640, 300, 0), **args) == "not asked"
+
+
+@pytest.mark.parametrize("args", [{"dcp_size": 1}, {"dcp_size": None}, {"disaggregation_mode": None}])
+def test_arguments_that_say_nothing_stop_no_count(args: dict[str, Any]) -> None:
+    assert accounts(pool(640, 300, 0, pool_type="MLATokenToKVPool"), **args) == "WARN"
 
 
 def test_slots_are_counted_on_one_read_of_a_plain_pool_only() -> None:

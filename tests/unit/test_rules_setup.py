@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,6 +141,100 @@ def test_graphs_are_not_missed_above_the_running_limit() -> None:
     ]
 
 
+def test_every_changed_argument_is_told_with_what_it_means() -> None:
+    snapshot = Snapshot(
+        server=Server(
+            asked=asked("--page-size 1 --speculative-num-steps 4 --prefill-attention-backend fa3"),
+            args=known(
+                {"page_size": 64, "speculative_num_steps": 1, "prefill_attention_backend": "triton"},
+            ),
+        )
+    )
+    finding = find(snapshot, "server-argument-changed")
+    assert finding is not None
+    assert finding.evidence[0].source == f"{asked('').source} / test"
+    assert [cause.partition(":")[0] for cause in finding.cause.split("; ")] == [
+        "--prefill-attention-backend",
+        "--page-size",
+        "--speculative-num-steps",
+    ]
+    # Two of the three have no effect of their own to tell of.
+    assert finding.advice[1].effect.startswith("until then: prefixes are shared in whole pages only")
+    assert "; " not in finding.advice[1].effect
+    silent = find(
+        Snapshot(server=Server(asked=asked("--speculative-num-steps 4"), args=known({"speculative_num_steps": 1}))),
+        "server-argument-changed",
+    )
+    assert silent is not None
+    assert silent.advice[1].effect == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "found"),
+    [
+        # What is not judged hides nothing that comes after it.
+        (
+            "--chunked-prefill-size 4096 --speculative-num-steps 3 --speculative-eagle-topk 4",
+            {"chunked_prefill_size": 4096, "speculative_num_steps": 1, "speculative_eagle_topk": 1},
+            ["--speculative-num-steps 3 was given, 1 runs", "--speculative-eagle-topk 4 was given, 1 runs"],
+        ),
+        (
+            "--chunked-prefill-size 8192 --speculative-num-steps 3",
+            {"chunked_prefill_size": 1024, "speculative_num_steps": 1, "dp": 8},
+            ["--speculative-num-steps 3 was given, 1 runs"],
+        ),
+        # An odd size is divided into whole tokens.
+        ("--chunked-prefill-size 8193", {"chunked_prefill_size": 4096, "dp": 2}, []),
+        (
+            "--chunked-prefill-size 8192",
+            {"chunked_prefill_size": 4096},
+            ["--chunked-prefill-size 8192 was given, 4096 runs"],
+        ),
+        # SGLang rounds to three digits.
+        (
+            "--mem-fraction-static 0.850",
+            {"mem_fraction_static": 0.851},
+            ["--mem-fraction-static 0.850 was given, 0.851 runs"],
+        ),
+        ("", {"disable_custom_all_reduce": True}, ["--disable-custom-all-reduce was not given, and is set"]),
+        ("", {"disable_custom_all_reduce": True, "device": "cpu"}, []),
+        ("--disable-custom-all-reduce", {"disable_custom_all_reduce": True}, []),
+        ("--enable-mixed-chunk", {"enable_mixed_chunk": True}, []),
+        (
+            "--enable-mixed-chunk --config a.yaml",
+            {"enable_mixed_chunk": False},
+            ["--enable-mixed-chunk was given, and it is off"],
+        ),
+        ("", {"disable_cuda_graph": False, "disable_radix_cache": None}, []),
+    ],
+)
+def test_changes_one_by_one(words: str, args: dict[str, Any], found: list[str]) -> None:
+    assert changed(words, **args) == found
+
+
+def test_adaptive_speculation_hides_no_other_change() -> None:
+    args: dict[str, Any] = {"speculative_num_steps": 1, "page_size": 64}
+    assert changed("--page-size 1 --speculative-num-steps 3", adaptive=True, **args) == [
+        "--page-size 1 was given, 64 runs"
+    ]
+
+
+def test_the_rank_with_the_least_decides_and_ranks_without_a_pool_do_not() -> None:
+    ranks = (
+        Rank(id=RankId(tp=0), kv=KvPool(capacity_tokens=known(50_000))),
+        Rank(id=RankId(tp=1), kv=KvPool(capacity_tokens=known(40_000))),
+        Rank(id=RankId(tp=2)),
+    )
+    assert changed("--max-total-tokens 60000", *ranks) == ["TP1: --max-total-tokens asked for 60,000, 40,000 runs"]
+    assert changed("--max-total-tokens 60000", Rank(id=RankId(), kv=KvPool(capacity_tokens=known(0)))) == []
+    assert changed("--max-total-tokens 60000", Rank(id=RankId(), kv=KvPool(capacity_tokens=known(1)))) == [
+        "TP0: --max-total-tokens asked for 60,000, 1 runs"
+    ]
+    assert changed("--max-running-requests 33", Rank(id=RankId(), max_running_requests=known(16)), dp=2) == []
+    assert changed("--cuda-graph-max-bs 8", graphs=(1, 8)) == []
+    assert changed("--max-running-requests 16", Rank(id=RankId())) == []
+
+
 @given(
     st.lists(st.sampled_from(["--page-size", "=", "9" * 40, "-1", "--max-total-tokens", "x", "--config"]), max_size=8)
 )
@@ -200,6 +295,79 @@ def test_a_variable_that_makes_sense(variables: dict[str, str]) -> None:
     assert environment(variables, interfaces=("lo", "eth0"), links=0) == []
 
 
+@pytest.mark.parametrize(
+    ("variables", "found", "command"),
+    [
+        ({"NCCL_P2P_DISABLE": "Yes"}, "NCCL_P2P_DISABLE=Yes counts as 0: it does not", "NCCL_P2P_DISABLE=1"),
+        ({"NCCL_P2P_DISABLE": "on"}, "NCCL_P2P_DISABLE=on counts as 0: it does not", "NCCL_P2P_DISABLE=1"),
+        ({"NCCL_P2P_DISABLE": "2x"}, "NCCL_P2P_DISABLE=2x counts as 2", "unset NCCL_P2P_DISABLE"),
+        ({"NCCL_BUFFSIZE": "true"}, "NCCL_BUFFSIZE=true counts as 0", "unset NCCL_BUFFSIZE"),
+        ({"NCCL_BUFFSIZE": "0x10M"}, "NCCL_BUFFSIZE=0x10M counts as 16", "unset NCCL_BUFFSIZE"),
+        ({"NCCL_BUFFSIZE": "0X10M"}, "NCCL_BUFFSIZE=0X10M counts as 16", "unset NCCL_BUFFSIZE"),
+        ({"NCCL_BUFFSIZE": "off"}, "NCCL_BUFFSIZE=off counts as 0", "unset NCCL_BUFFSIZE"),
+        ({"NCCL_P2P_LEVEL": "NODE"}, "NCCL_P2P_LEVEL=NODE is none of LOC, NVL", "NCCL_P2P_LEVEL=SYS"),
+        ({"NCCL_LL_BUFFSIZE": "0"}, "NCCL_LL_BUFFSIZE=0 is no size", "unset NCCL_LL_BUFFSIZE"),
+        ({"NCCL_LL128_BUFFSIZE": "100"}, "NCCL_LL128_BUFFSIZE=100 is no multiple", "NCCL_LL128_BUFFSIZE=120"),
+        ({"NCCL_LL128_BUFFSIZE": "245760001"}, "NCCL_LL128_BUFFSIZE=245760001", "NCCL_LL128_BUFFSIZE=125829120"),
+        (
+            {"NCCL_MAX_NCHANNELS": "0", "NCCL_MIN_NCHANNELS": "4"},
+            "NCCL_MAX_NCHANNELS=0: NCCL takes 1",
+            "unset NCCL_MAX_NCHANNELS",
+        ),
+        (
+            {"NCCL_MAX_NCHANNELS": "1", "NCCL_MIN_NCHANNELS": "2"},
+            "NCCL_MIN_NCHANNELS=2 is above NCCL_MAX_NCHANNELS=1",
+            "NCCL_MIN_NCHANNELS=1",
+        ),
+        (
+            {"GLOO_SOCKET_IFNAME": "=eth0"},
+            "GLOO_SOCKET_IFNAME==eth0: only NCCL knows exclusions",
+            "GLOO_SOCKET_IFNAME=INTERFACE",
+        ),
+    ],
+)
+def test_a_variable_that_is_not_understood_is_told_with_what_to_set(
+    variables: dict[str, str], found: str, command: str
+) -> None:
+    finding = find(Snapshot(collectives=Collectives(environment=known(variables))), "nccl-environment-wrong")
+    assert finding is not None
+    assert [item.text[: len(found)] for item in finding.evidence] == [found]
+    assert [advice.command for advice in finding.advice] == [command]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NCCL_P2P_DISABLE": "No", "NCCL_IB_DISABLE": "off"},
+        {"NCCL_LL128_BUFFSIZE": "0", "NCCL_BUFFSIZE": "1", "NCCL_LL_BUFFSIZE": "1"},
+        {"NCCL_LL128_BUFFSIZE": "-7"},
+        {"NCCL_MAX_NCHANNELS": "1", "NCCL_MIN_NCHANNELS": "1"},
+        {"NCCL_MIN_NCHANNELS": "64"},
+        {"NCCL_P2P_DISABLE": "0"},
+    ],
+)
+def test_more_variables_that_make_sense(variables: dict[str, str]) -> None:
+    assert environment(variables, custom="on") == []
+
+
+def test_a_variable_that_is_not_judged_hides_no_other() -> None:
+    variables = {"NCCL_IB_DISABLE": "false", "NCCL_NVLS_ENABLE": "", "NCCL_P2P_DISABLE": "true"}
+    assert environment(variables) == ["NCCL_P2P_DISABLE=true counts as 0: it does not switch anything on"]
+
+
+def test_the_interface_that_is_proposed_is_one_that_others_can_reach() -> None:
+    def proposed(*names: str) -> str:
+        snapshot = Snapshot(
+            collectives=Collectives(environment=known({"GLOO_SOCKET_IFNAME": "^lo"}), interfaces=known(names))
+        )
+        finding = find(snapshot, "nccl-environment-wrong")
+        assert finding is not None
+        return finding.advice[0].command
+
+    assert proposed("lo", "docker0", "veth12", "br-7f", "ens5", "eth0") == "GLOO_SOCKET_IFNAME=ens5"
+    assert proposed("lo") == "GLOO_SOCKET_IFNAME=INTERFACE"
+
+
 def test_an_interface_that_the_process_does_not_see() -> None:
     here = ("lo", "docker0", "ens5")
     assert environment({"NCCL_SOCKET_IFNAME": "eth0,ib0"}, interfaces=here) == [
@@ -210,6 +378,11 @@ def test_an_interface_that_the_process_does_not_see() -> None:
     assert len(environment({"GLOO_SOCKET_IFNAME": "ens"}, interfaces=here)) == 1
     assert environment({"GLOO_SOCKET_IFNAME": "ens5"}, interfaces=here) == []
     assert environment({"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}) == []
+    assert environment({"NCCL_SOCKET_IFNAME": "ib0,ens5,"}, interfaces=here) == []
+    assert environment({"NCCL_SOCKET_IFNAME": "=ens5:4000"}, interfaces=here) == []
+    assert environment({"GLOO_SOCKET_IFNAME": "ens5,ib0"}, interfaces=here) == [
+        "GLOO_SOCKET_IFNAME=ens5,ib0: the process sees lo, docker0, ens5 only"
+    ]
 
 
 def test_settings_that_the_machine_contradicts() -> None:
@@ -218,6 +391,8 @@ def test_settings_that_the_machine_contradicts() -> None:
     assert len(environment({"NCCL_NVLS_ENABLE": "1"}, links=0)) == 1
     assert environment({"NCCL_NVLS_ENABLE": "1"}, links=18) == []
     assert environment({"NCCL_NVLS_ENABLE": "1"}) == []
+    assert environment({"NCCL_NVLS_ENABLE": "2"}, links=0) == []
+    assert len(environment({"NCCL_P2P_DISABLE": "2"}, custom="on")) == 1
 
 
 @given(st.dictionaries(st.sampled_from(["NCCL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_LEVEL"]), st.text()))
@@ -257,6 +432,51 @@ def test_expandable_segments_that_do_no_harm() -> None:
     assert expandable(value="expandable_segments:False") is None
     assert expandable(tp=1) is None
     assert expandable(args={"disable_custom_all_reduce": True}) is None
+    assert expandable(tp=1, health="down") is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "warned"),
+    [
+        ((Communicator(group="tp", custom_allreduce=known("on")),), True),
+        ((Communicator(group="tp", custom_allreduce=known("disabled")),), False),
+        ((Communicator(group="world", custom_allreduce=known("not asked for")),), True),
+        ((Communicator(group="tp", custom_allreduce=unknown("not read")),), True),
+    ],
+)
+def test_expandable_segments_where_custom_allreduce_runs(groups: tuple[Communicator, ...], warned: bool) -> None:
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    snapshot = Snapshot(
+        server=Server(tp_size=known(2)), collectives=Collectives(environment=known(variables), communicators=groups)
+    )
+    assert (find(snapshot, "expandable-segments-custom-allreduce") is not None) is warned
+
+
+@pytest.mark.parametrize(
+    ("release", "links", "switch", "warned"),
+    [
+        ("0.5.13", 4, None, True),
+        ("0.5.14", 4, None, False),
+        ("0.5.14", None, None, False),
+        ("0.5.14", 0, None, True),
+        ("0.5.14", 4, "1", False),
+        ("0.5.14", 4, "0", True),
+        ("0.5.14", 4, "False", True),
+    ],
+)
+def test_the_second_version_of_custom_allreduce_shares_such_memory(
+    release: str, links: int | None, switch: str | None, warned: bool
+) -> None:
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    if switch is not None:
+        variables["SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2"] = switch
+    gpus = () if links is None else (Gpu(index=0, nvlinks_up=known(links)), Gpu(index=1, nvlinks_up=known(links)))
+    snapshot = Snapshot(
+        server=Server(tp_size=known(2), release=known(release)),
+        collectives=Collectives(environment=known(variables)),
+        gpus=Gpus(devices=gpus),
+    )
+    assert (find(snapshot, "expandable-segments-custom-allreduce") is not None) is warned
 
 
 def machine(capability: str = "12.0", health: str = "starting", **facts: Any) -> Snapshot:
@@ -342,3 +562,41 @@ def test_packages_and_the_release() -> None:
     assert apart is not None
     assert "FlashInfer's packages differ" in apart.evidence[0].text
     assert "flashinfer-jit-cache==0.6.3" in apart.advice[0].command
+    # The build of CUDA in a pin does not count, that of what is installed is shown.
+    assert (
+        find(machine(packages={"torch": "2.9.1"}, pinned={"torch": "2.9.1+cu128"}), "packages-unlike-release") is None
+    )
+    pair = find(
+        machine(packages={"flashinfer-cubin": "0.6.3", "flashinfer-jit-cache": "0.6.1"}), "packages-unlike-release"
+    )
+    assert pair is not None
+    assert pair.evidence[0].text.endswith("flashinfer-cubin 0.6.3, flashinfer-jit-cache 0.6.1")
+    assert pair.advice[0].command == "pip install flashinfer-cubin==0.6.3 flashinfer-jit-cache==0.6.1"
+
+
+def test_the_newest_cuda_that_a_gpu_needs_is_asked_for() -> None:
+    gpus = tuple(Gpu(index=index, compute_capability=known(text)) for index, text in enumerate(("12.1", "12.0", "8.9")))
+    old = Snapshot(server=Server(torch_cuda=known("11.0"), cuda_toolkit=known("11.0")), gpus=Gpus(devices=gpus))
+    torch = find(old, "torch-not-built-for-gpu")
+    assert torch is not None
+    assert "CUDA 12.8 or newer" in torch.cause
+    assert len(torch.evidence) == 3
+    toolkit = find(old, "cuda-toolkit-unfit")
+    assert toolkit is not None
+    assert toolkit.advice[0].command == "CUDA_HOME=/usr/local/cuda-12.9"
+
+
+def test_versions_that_cannot_be_read_accuse_nobody() -> None:
+    assert find(machine("9.0", cuda_toolkit="custom", torch_cuda="12.8"), "cuda-toolkit-unfit") is None
+    assert find(machine("9.0", cuda_toolkit="12.8", torch_cuda="?"), "cuda-toolkit-unfit") is None
+    assert find(machine(driver_cuda="?", torch_cuda="12.8"), "driver-older-than-torch") is None
+    assert find(machine(driver_cuda="12.8", torch_cuda="?"), "driver-older-than-torch") is None
+
+
+def test_a_server_without_a_gpu_needs_no_toolkit_and_no_kernels() -> None:
+    snapshot = machine("12.0", cuda_toolkit="12.4", torch_cuda="13.0", packages={"torch": "2"}, pinned={"torch": "3"})
+    assert find(snapshot, "cuda-toolkit-unfit") is not None
+    assert find(snapshot, "packages-unlike-release") is not None
+    cpu = msgspec.structs.replace(snapshot, server=msgspec.structs.replace(snapshot.server, device=known("cpu")))
+    assert find(cpu, "cuda-toolkit-unfit") is None
+    assert find(cpu, "packages-unlike-release") is None

@@ -12,7 +12,7 @@ import msgspec
 from sgdiag.analysis.format import count
 from sgdiag.analysis.kv.budget import Budget
 from sgdiag.analysis.kv.terms import counted_draft_pool, last_free, observed_rest, request_table, state_follows_memory
-from sgdiag.model import Fact, Known, Rank, Snapshot, Unknown, combine, unknown
+from sgdiag.model import Fact, Known, Rank, Snapshot, Unknown, combine, near, unknown
 
 SOURCE = "what-if"
 
@@ -63,7 +63,8 @@ def parse_change(text: str) -> Change:
     if not equals or not change.value:
         raise ValueError(f"{text!r} is not FLAG=VALUE, such as mem-fraction-static=0.9")
     if change.flag not in _APPLY:
-        raise ValueError(f"what --{change.flag} would change is not computed; only: {', '.join(_APPLY)}")
+        others = near(change.flag, _APPLY) or f"only: {', '.join(_APPLY)}"
+        raise ValueError(f"what --{change.flag} would change is not computed; {others}")
     form, meaning = _FORMS[change.flag]
     if not re.fullmatch(form, change.value):
         raise ValueError(f"--{change.flag} takes {meaning}, not {change.value!r}")

@@ -156,8 +156,10 @@ _DEVICE = (
     ),
     Sign(
         "held-by-processes",
-        # A table of nvidia-smi, or of ps, that somebody put beside the log.
-        r"(?P<pid>\b\d+)\b.{0,60}\bsglang::(?:scheduler|router|detokenizer)\S*.{0,40}?(?P<mib>\d+) ?Mi?B",
+        # A table of nvidia-smi, or of ps, that somebody put beside the log. The first numbers of nvidia-smi's rows are
+        # those of the GPU and of its instances.
+        r"(?:\b\d+\s+(?:(?:N/A|\d+)\s+){0,2}(?=\d+\s+[CGM]))?(?P<pid>\b\d+)\b.{0,60}"
+        r"\bsglang::(?:scheduler|router|detokenizer)\S*.{0,40}?(?P<mib>\d+) ?Mi?B",
         ("sglang::",),
     ),
     Sign(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from sgdiag.releases.signs.sign import Sign
 
+BATCH_RAN = r"\b(?:Decode|Prefill) batch\b"
+"""The line that a scheduler writes while it works."""
+
 _WATCHED = (
     # 0.4 to 0.5.4 name no process and no mode.
     Sign(

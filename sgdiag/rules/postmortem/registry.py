@@ -12,9 +12,10 @@ from sgdiag.model.incident import Incident, Spot
 from sgdiag.rules.evidence import broken_rule, with_playbook
 from sgdiag.rules.postmortem.fallback import FALLBACK_IDS, fallback
 
-Part: TypeAlias = Literal["cause", "symptom", "echo"]
+Part: TypeAlias = Literal["cause", "symptom", "echo", "hearsay"]
 """What a finding is in the story: the ``cause`` itself; a ``symptom``, which names what happened but leaves open why
-(a watchdog, an illegal access); an ``echo``, which only tells that another rank or process has failed."""
+(a watchdog, an illegal access); an ``echo``, which only tells that another rank or process has failed; ``hearsay``,
+which nobody needs where a line of the log itself is known."""
 
 
 class Explanation(NamedTuple):
@@ -51,7 +52,7 @@ def finding_ids() -> tuple[str, ...]:
     return tuple(sorted(_IDS | set(FALLBACK_IDS)))
 
 
-_PARTS: tuple[Part, ...] = ("cause", "symptom", "echo")
+_PARTS: tuple[Part, ...] = ("cause", "symptom", "echo", "hearsay")
 
 BESIDE_A_CAUSE, WITHOUT_A_CAUSE = 0.4, 0.75
 """The highest confidence of a symptom or an echo, beside the cause that was found and without one: the same words come
@@ -62,13 +63,21 @@ def explain(incident: Incident) -> tuple[Finding, ...]:
     """What the rules find, the most telling first: failures before warnings, causes before symptoms before echoes, and
     among equals the earliest, then the surest."""
     found = sorted(_explanations(incident), key=_weight)
+    found = [*found[:1], *(one for one in found[1:] if one.part != "hearsay")]
     caused = any(one.part == "cause" and one.finding.verdict == "FAIL" for one in found)
     findings = [one.finding if one.part == "cause" else _unsure(one.finding, caused=caused) for one in found]
-    if not any(finding.verdict == "FAIL" for finding in findings):
+    failures = [one for one in found if one.finding.verdict == "FAIL"]
+    # What survivors say of another's end is no answer where that end is in the log.
+    if not failures or (all(one.part == "echo" for one in failures) and _ended_elsewhere(incident, failures)):
         rest = fallback(incident)
         behind = rest.verdict == "PASS" or (rest.id == "log-ends-early" and _last_word(incident, found))
         findings.insert(len(findings) if behind else 0, rest)
     return tuple(with_playbook(finding) for finding in findings)
+
+
+def _ended_elsewhere(incident: Incident, echoes: list[Explanation]) -> bool:
+    death = incident.first_death
+    return death is not None and not death.echo and all(incident.fault_at(one.at) != death for one in echoes)
 
 
 def _last_word(incident: Incident, found: list[Explanation]) -> bool:

@@ -13,7 +13,7 @@ _SURE = 0.4
 
 @explains("reported-in-words")
 def reported_in_words(incident: Incident) -> Explanation | None:
-    """An echo by nature, so that every rule that knows a line of the log comes first."""
+    """Hearsay by nature, so that every rule that knows a line of the log comes first."""
     if not fragment(incident) or incident.stages or incident.ready:
         return None
     family, at = next(
@@ -38,4 +38,4 @@ def reported_in_words(incident: Incident) -> Explanation | None:
             Advice("or look at the server, if it still runs", "sgdiag check"),
         ),
     )
-    return Explanation(finding, at, "echo")
+    return Explanation(finding, at, "hearsay")

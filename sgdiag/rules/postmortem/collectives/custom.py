@@ -12,6 +12,11 @@ from sgdiag.rules.postmortem.registry import Explanation, explains
 _OFF = Advice(
     "take SGLang's custom allreduce off", "--disable-custom-all-reduce", "starts; small allreduces are slower"
 )
+_PCIE_KERNELS = Advice(
+    "on 0.5.21 or newer with 2, 4 or 8 PCIe GPUs, try FlashInfer's PCIe kernels",
+    "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1",
+    "shorter allreduces at decode sizes",
+)
 
 _GRAPH_BUFFERS = (
     *("register_graph_buffers", "get_graph_buffer_ipc_meta", "flush_graph_buffers"),
@@ -219,12 +224,6 @@ def off(incident: Incident) -> Explanation | None:
         evidence=(at.evidence(),),
         cause=f"SGLang says: {why}" if why else "its set-up failed; the line does not say in what",
         told="a warning, and harmless: the server works, decode steps of small batches are longer",
-        advice=(
-            Advice(
-                "on 0.5.21 or newer with 2, 4 or 8 PCIe GPUs, try FlashInfer's PCIe kernels",
-                "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1",
-                "shorter allreduces at decode sizes",
-            ),
-        ),
+        advice=(_PCIE_KERNELS,) if why and "PCIe" in why else (),
     )
     return Explanation(finding, at, "symptom")

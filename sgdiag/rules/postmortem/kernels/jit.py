@@ -31,7 +31,7 @@ def jit_build_failed(incident: Incident) -> Explanation | None:
     stopped = incident.first("jit-build-stopped")
     told = next((spot for spot in incident.seen(*_BY_SIGN) if _counts(incident, spot, stopped)), None)
     spot = told or stopped
-    if spot is None or incident.survived(spot):
+    if spot is None or _served_on(incident, spot):
         return None
     builds = stopped or incident.first("jit-frame", "jit-loading")
     reason = _BY_SIGN.get(spot.sign)
@@ -56,6 +56,11 @@ def jit_build_failed(incident: Incident) -> Explanation | None:
     )
     first = min((one for one in (spot, stopped) if one is not None), key=lambda one: one.order)
     return Explanation(finding, first, "cause")
+
+
+def _served_on(incident: Incident, spot: Sighting) -> bool:
+    """Whether ``spot`` did no harm: the server became ready, and nothing ended it since."""
+    return incident.survived(spot) or (incident.ready and not incident.faults)
 
 
 def _counts(incident: Incident, spot: Sighting, stopped: Sighting | None) -> bool:
@@ -148,7 +153,7 @@ def flashinfer_cubin_unavailable(incident: Incident) -> Explanation | None:
     failed = next((spot for spot in incident.seen("cubin-failed") if not incident.survived(spot)), None)
     fetched = incident.first("cubin-fetch")
     spot = failed or fetched
-    if spot is None or incident.survived(spot):
+    if spot is None or _served_on(incident, spot):
         return None
     if failed is None and not _may_be_stuck(incident):
         return None

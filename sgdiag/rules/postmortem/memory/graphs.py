@@ -106,7 +106,8 @@ _KINDS: tuple[_Kind, ...] = (
         settled=True,
     ),
     _Kind(
-        re.compile(r"(?i)stream is capturing|during CUDA graph capture|while.{0,20}captur|capture.{0,30}unsupported|"
+        re.compile(r"(?i)stream is capturing|capturing blocking stream|during CUDA graph capture|"
+                   r"while.{0,20}captur|capture.{0,30}unsupported|"
                    r"cudaErrorStreamCapture|capture.{0,20}invalidated|current_seed"),
         "an operation ran that a graph cannot hold: a synchronisation, an allocation or a random generator",
         Advice("switch off what brings it in, first of all torch compile", "drop --enable-torch-compile"),
@@ -125,10 +126,13 @@ _KINDS: tuple[_Kind, ...] = (
     ),
     _Kind(
         re.compile(r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INVALID_VALUE|NOT_SUPPORTED)|device-side assert|"
-                   r"(?i:index out of bounds)|shape|invalid (?:argument|configuration)"),
+                   r"(?i:index out of bounds)|shape|invalid configuration"),
         "a size that is captured lies outside of what the model or a kernel can do, such as a token count above the "
         "context length",
-        Advice("capture smaller sizes only", "--context-length HIGHER", "the captured token counts fit the model"),
+        Advice(
+            "if these are token counts above the context length, raise that", "--context-length HIGHER",
+            "the captured token counts fit the model",
+        ),
     ),
 )  # fmt: skip
 
@@ -171,13 +175,12 @@ def _said(incident: Incident, at: Sighting) -> Explanation:
     evidence = [at.evidence()]
     if free is not None:
         evidence.append(Evidence(f"{at.file}:{at.line}", f"free memory at the capture: {gb(free)}"))
-    plenty = free is not None and free >= _PLENTY_BYTES
     finding = Finding(
         id="capture-failed",
         title="graph capture failed, and not for want of memory",
         verdict="FAIL",
         family="graph-capture-failed-not-memory",
-        confidence=_how_sure(reason, named=kind is not None, plenty=plenty),
+        confidence=_how_sure(reason, named=kind is not None),
         evidence=tuple(evidence),
         cause=kind.cause if kind is not None else "the exception after 'failed:' says what it was; it is not memory",
         told=(
@@ -190,12 +193,12 @@ def _said(incident: Incident, at: Sighting) -> Explanation:
     return Explanation(finding, at, "cause" if kind is not None and kind.settled else "symptom")
 
 
-def _how_sure(reason: str, *, named: bool, plenty: bool) -> float:
+def _how_sure(reason: str, *, named: bool) -> float:
     if not reason or _ANOTHER.search(reason):
         return 0.7
     if _SPECIAL.search(reason):
         return 0.6
-    return 0.9 if named else 0.85 if plenty else 0.8
+    return 0.9 if named else 0.8
 
 
 def _others_failed(incident: Incident, at: Spot) -> bool:

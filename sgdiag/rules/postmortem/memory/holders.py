@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting
 from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import real
@@ -155,20 +157,16 @@ def _listed(incident: Incident) -> Explanation | None:
         and incident.first("smi-without-processes") is not None
         and int(used.fields["used_mib"]) >= _USED_MIB
     ):
-        return _held(used, 0.85, "GPU memory is in use, and no process shows", [])
+        return _held(used, 0.85, "GPU memory is in use, and no process shows", ())
     orphan = incident.first("orphan-in-process-list", "process-outlives-kill")
     holder = incident.first("held-by-processes")
     at = orphan or holder
     if at is None:
         told = incident.first("memory-not-released-told")
-        return _held(told, 0.6, "GPU memory stays in use after a server has ended", []) if told is not None else None
+        return _held(told, 0.6, "GPU memory stays in use after a server has ended", ()) if told is not None else None
     # A process list alone may be that of a server that runs as it should.
     sure = orphan is not None and holder is not None
-    pids = [
-        pid
-        for pid in {one.fields.get("pid") for one in incident.seen("held-by-processes", "orphan-in-process-list")}
-        if pid
-    ]
+    pids = {one.fields.get("pid", "") for one in incident.seen("held-by-processes", "orphan-in-process-list")} - {""}
     return _held(
         at, 0.9 if sure else 0.75 if orphan is not None else 0.6, "processes of a server hold GPU memory", pids
     )
@@ -184,7 +182,7 @@ def _told_by_torch(incident: Incident) -> Explanation | None:
         sure = 0.92 if figures.others_bytes >= (figures.own_bytes or 0) else 0.7
         return _held(failed.at, sure, f"other processes hold {gb(figures.others_bytes)} of this GPU", pids)
     if failed.purpose == "start":
-        return _held(failed.at, 0.7, "the GPU was full before this server had taken anything", [])
+        return _held(failed.at, 0.7, "the GPU was full before this server had taken anything", ())
     return None
 
 
@@ -208,7 +206,8 @@ def _gone_at_start(incident: Incident) -> Explanation | None:
         return None
     text = f"{gb(free.value)} of {gb(capacity)} were free before loading: {gb(held)} were held by others"
     sure = 0.92 if held >= capacity / 3 else 0.75
-    return _held(failed.at, sure, "others held GPU memory before this server started", [], Evidence(free.source, text))
+    title = "others held GPU memory before this server started"
+    return _held(failed.at, sure, title, (), Evidence(free.source, text))
 
 
 def _not_accounted_for(incident: Incident) -> Explanation | None:
@@ -224,10 +223,16 @@ def _not_accounted_for(incident: Incident) -> Explanation | None:
     if missing < max(_HELD_BYTES, capacity * (_HELD_RATIO if exact else _HELD_WITH_NCCL_RATIO)):
         return None
     sure = 0.92 if missing >= capacity / 3 else 0.7
-    return _held(failed.at, sure, f"{gb(missing)} of this GPU are held by processes that do not show", [])
+    return _held(failed.at, sure, f"{gb(missing)} of this GPU are held by processes that do not show", ())
 
 
-def _held(at: Sighting, confidence: float, title: str, pids: list[str], more: Evidence | None = None) -> Explanation:
+def _first(pids: Iterable[str]) -> list[str]:
+    return sorted(pids, key=int)[:4]
+
+
+def _held(
+    at: Sighting, confidence: float, title: str, pids: Iterable[str], more: Evidence | None = None
+) -> Explanation:
     finding = Finding(
         id="gpu-memory-held",
         title=title,
@@ -242,7 +247,7 @@ def _held(at: Sighting, confidence: float, title: str, pids: list[str], more: Ev
         told="SGLang's text speaks of the fraction or of other processes; none names orphans",
         advice=(
             Advice("find them, and end those that nobody needs", "sgdiag processes", "their memory comes back"),
-            *(Advice("look at this one first", f"ps -fp {pid}", "parent 1 means orphan") for pid in sorted(pids)[:4]),
+            *(Advice("look at this one first", f"ps -fp {pid}", "parent 1 means orphan") for pid in _first(pids)),
             Advice(
                 "if no process shows, look from the host or ask its administrator for a GPU reset", "nvidia-smi",
                 "memory of dead containers and hung kernels",

@@ -13,6 +13,9 @@ _NO_EFFECT = (
     "fragmentation rarely helps"
 )
 
+_ONLINE = ("fp8", "w8a8_fp8", "mxfp4")
+"""Values of --quantization that SGLang can apply to a full-size checkpoint while it loads."""
+
 
 @explains("weights-out-of-memory")
 def weights_out_of_memory(incident: Incident) -> Explanation | None:
@@ -21,24 +24,14 @@ def weights_out_of_memory(incident: Incident) -> Explanation | None:
         return None
     args = incident.snapshot.server.args.or_else({})
     tp_size = incident.snapshot.server.tp_size.or_else(1)
-    online = args.get("quantization") if args.get("quantization") in ("fp8", "w8a8_int8", "w8a8_fp8", "mxfp4") else None
-    offload = Advice(
-        "as a last resort keep part of the weights in host memory", "--cpu-offload-gb N", "slow, but it loads"
-    )
-    advice = [
-        Advice("spread the weights over more GPUs", f"--tp-size {2 * tp_size}", "half the weights on each GPU"),
-        Advice("use a checkpoint that is quantized already", effect="it is loaded in its small form"),
-        Advice("see whether others hold memory on this GPU", "nvidia-smi", "the whole GPU is free for the weights"),
-        offload,
-    ]
+    online = args.get("quantization") if args.get("quantization") in _ONLINE else None
+    spread = Advice("spread the weights over more GPUs", f"--tp-size {2 * tp_size}", "half the weights on each GPU")
+    small = Advice("use a checkpoint that is quantized already", effect="it is loaded in its small form")
     if online:
-        advice.insert(
-            0,
-            Advice(
-                f"--quantization {online} converts while loading, from the full-size checkpoint: use one that is "
-                "quantized already",
-                effect="the full size never has to fit",
-            ),
+        small = Advice(
+            f"--quantization {online} converts a full-size checkpoint while it loads: use one that is quantized "
+            "already",
+            effect="the full size never has to fit",
         )
     finding = Finding(
         id="weights-out-of-memory",
@@ -49,7 +42,13 @@ def weights_out_of_memory(incident: Incident) -> Explanation | None:
         evidence=(failed.at.evidence(),),
         cause=f"the weights of this rank do not fit its GPU{_sizes(incident, failed)}",
         told=_NO_EFFECT,
-        advice=tuple(advice),
+        advice=(
+            *((small, spread) if online else (spread, small)),
+            Advice("see whether others hold memory on this GPU", "nvidia-smi", "the whole GPU is free for the weights"),
+            Advice(
+                "as a last resort keep part of the weights in host memory", "--cpu-offload-gb N", "slow, but it loads"
+            ),
+        ),
     )
     return Explanation(finding, failed.at, "cause")
 

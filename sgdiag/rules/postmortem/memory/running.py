@@ -166,7 +166,7 @@ def requests_retracted(incident: Incident) -> Explanation | None:
     if at is None or incident.first("retraction-in-vain") is not None:
         return None
     times = incident.counts.get("retraction", 1)
-    often = times >= incident.lines * _OFTEN_RATIO
+    often = times > 1 and times >= incident.lines * _OFTEN_RATIO
     args = incident.snapshot.server.args.or_else({})
     conservativeness = args.get("schedule_conservativeness")
     higher = conservativeness + 0.3 if isinstance(conservativeness, (int, float)) else 1.3

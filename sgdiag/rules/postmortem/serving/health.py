@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from sgdiag.model import Advice, Family, Finding, Incident, Sighting
+from sgdiag.releases.signs.serving import BATCH_RAN
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _WATCHED: Family = "scheduler-watchdog-or-health"
+_BATCH = re.compile(BATCH_RAN)
 
 
 @explains("health-check-failed")
@@ -15,12 +19,13 @@ def unhealthy(incident: Incident) -> Explanation | None:
     if not seen or incident.first("watchdog-timeout"):
         return None
     at = seen[0]
-    silent = _silent(at)
+    silent, again = _silent(at), _ran_again(incident, seen[-1])
     finding = Finding(
         id="health-check-failed",
         title=f"health checks got no answer {incident.counts.get('health-check-failed', 1)} time(s)"
-        + (f"; the last sign of life was {silent} before" if silent else ""),
-        verdict="FAIL",
+        + (f"; the last sign of life was {silent} before" if silent else "")
+        + ("; batches ran again afterwards" if again else ""),
+        verdict="WARN" if again else "FAIL",
         family=_WATCHED,
         confidence=0.8,
         evidence=tuple(one.evidence() for one in seen[:2]),
@@ -39,6 +44,12 @@ def unhealthy(incident: Incident) -> Explanation | None:
         ),
     )
     return Explanation(finding, at, "symptom")
+
+
+def _ran_again(incident: Incident, at: Sighting) -> bool:
+    """Whether the log ends with a batch that ran after ``at``."""
+    last = incident.last
+    return last is not None and last.order > at.order and bool(_BATCH.search(last.text)) and not incident.first_death
 
 
 def _silent(at: Sighting) -> str:
