@@ -15,8 +15,8 @@ from sgdiag.tui.app import SgdiagApp
 
 PICTURE = Path(__file__).parents[1] / "docs" / "overview.svg"
 SIZE = (100, 30)
-MOMENT_S = 44.0
-"""When requests have outgrown the pool."""
+MOMENT_S = 43.0
+"""When requests have outgrown the pool, and there is a finding of each kind."""
 
 
 async def picture() -> str:

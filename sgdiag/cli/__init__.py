@@ -7,6 +7,7 @@ on a loaded machine.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ from click.shell_completion import CompletionItem
 from sgdiag import __version__
 from sgdiag.cli.manual import EXIT_STATUS, complete_files
 from sgdiag.cli.notes import note
-from sgdiag.model.errors import ExitCode, SgdiagError
+from sgdiag.model.errors import ExitCode, SgdiagError, near, no_such
 
 _COMMANDS: dict[str, tuple[str, str]] = {
     "attach": ("sgdiag.cli.attach:attach", "Open the terminal UI on a server, a recording or a log."),
@@ -100,15 +101,13 @@ def cli(ctx: click.Context) -> None:
 
 def _refuse_misspelt(word: str) -> None:
     """Raises SgdiagError for a word that can be no target and looks like a command."""
-    import difflib
-
-    near = difflib.get_close_matches(word, _COMMANDS)
-    if near and not re.search(r"[\d.:/@]", word) and not Path(word).exists():
-        raise SgdiagError(f"there is no command {word[:40]!r}", f"near it: {', '.join(near)}")
+    if not re.search(r"[\d.:/@]", word) and not Path(word).exists() and near(word, _COMMANDS):
+        raise no_such("command", word, _COMMANDS, "")
 
 
 def main() -> NoReturn:
     """The `sgdiag` program. Every failure is one line and what to do, never a traceback."""
+    _open_output()
     try:
         # Outside standalone mode click hands back the status given to `ctx.exit` instead of raising it.
         left_with = cli.main(prog_name="sgdiag", standalone_mode=False)
@@ -131,6 +130,14 @@ def main() -> NoReturn:
         about = error.filename or "the output cannot be written"
         code = _deaf(_complain(f"{about}: {error.strerror or error}", "", ExitCode.COULD_NOT_LOOK))
     sys.exit(code)
+
+
+def _open_output() -> None:
+    """Sees to it that output takes any text: where a stream is closed, and where its encoding lacks a character."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _deaf(code: int) -> int:

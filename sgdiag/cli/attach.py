@@ -27,9 +27,14 @@ def attach(target: str | None, **how: Any) -> None:
     Without TARGET, the SGLang server that runs on this machine. The server is only read: nothing is paused, and
     nothing is written to it. `?` shows the keys, `q` leaves.
     """
-    require_screen("use `sgdiag status` for text or `status --json`")
     from sgdiag.fixes.answers import judge
     from sgdiag.session.attach import open_feed
+    from sgdiag.session.target import parse_target
+
+    if target is not None:
+        # What is no target is none on a terminal either.
+        parse_target(target)
+    require_screen("use `sgdiag status` for text or `status --json`")
     from sgdiag.tui import run
 
     feed = open_feed(target, options.access(**how), choose=_choose)

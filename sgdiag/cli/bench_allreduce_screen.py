@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -24,9 +25,13 @@ from sgdiag.analysis.allreduce.verdict import (
 )
 from sgdiag.analysis.format import bar, clean, size
 from sgdiag.cli.reports import Allreduce, Cure, Message, Nccl
-from sgdiag.model import Known, NcclLog, Unknown
+from sgdiag.model import Known, NcclLog, Unknown, encode
 
 BAR_CELLS = 44
+_GAP = 2
+
+_Column: TypeAlias = tuple[str, Sequence[str]]
+"""The name of a column and its cells."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Report:
             crossover_bytes={of: crossover(bench.times_us, of) for of in (OURS, *OTHERS)} if bench is not None else {},
             recommendation=recommend(self.host, bench, self.wanted, self.ills) if bench is not None else "",
         )
-        return msgspec.json.format(msgspec.json.encode(told), indent=2)
+        return msgspec.json.format(encode(told), indent=2)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from map(Text, self._about_host())
@@ -84,9 +89,9 @@ class Report:
         yield Text(
             "microseconds of one allreduce in a replayed CUDA graph, the slowest rank's; decode, verify: the batch"
         )
-        yield self._table(self.bench)
+        yield from _tables(self._columns(self.bench), options.max_width)
         yield Text()
-        yield from self._plot(self.bench)
+        yield from self._plot(self.bench, options.max_width)
         yield Text()
         yield from map(Text, self._conclusions(self.bench))
 
@@ -123,41 +128,46 @@ class Report:
             yield f"  {ill.problem}"
             yield f"    cure: {ill.cure}"
 
-    def _table(self, bench: Bench) -> Table:
+    def _columns(self, bench: Bench) -> list[_Column]:
         others = [name for name in OTHERS if name in bench.names]
-        table = _columns("size", NCCL, "sgdiag", "by", *others, "floor", "floor/best", "decode", "verify")
         floors, wanted = self.floors(), {each.nbytes: each for each in self.wanted}
+        rows = []
         for nbytes in sorted(bench.times_us):
             row = bench.times_us[nbytes]
             mine = best_us(row, OURS)
             kernel = next((name for name, us in row.items() if us == mine and name not in (NCCL, *OTHERS)), "")
             best, floor = min(row.values()), floors.get(nbytes)
             each = wanted.get(nbytes, Size(nbytes, 0, 0))
-            table.add_row(
-                size(nbytes),
-                _us(row.get(NCCL)),
-                _us(mine),
-                kernel,
-                *(_us(us) for us in (*(row.get(name) for name in others), floor)),
-                f"{floor / best:.0%}" if floor is not None else "",
-                str(each.decode or ""),
-                str(each.verify or ""),
+            rows.append(
+                (
+                    size(nbytes),
+                    _us(row.get(NCCL)),
+                    _us(mine),
+                    kernel,
+                    *(_us(us) for us in (*(row.get(name) for name in others), floor)),
+                    f"{floor / best:.0%}" if floor is not None else "",
+                    str(each.decode or ""),
+                    str(each.verify or ""),
+                )
             )
-        return table
+        names = ("size", NCCL, "sgdiag", "by", *others, "floor", "floor/best", "decode", "verify")
+        return list(zip(names, zip(*rows, strict=True), strict=True))
 
-    def _plot(self, bench: Bench) -> Iterator[Text]:
+    def _plot(self, bench: Bench, width: int) -> Iterator[Text]:
         """Bars on a logarithmic scale, for the sizes that were asked for."""
         rows = [(each, bench.times_us[each.nbytes]) for each in self.wanted if each.nbytes in bench.times_us]
         times = [us for _, row in rows for us in row.values()]
         if not times:
             return
         low, high = min(times) / 1.5, max(times)
+        # Beside the size, the name, and the time behind the bar.
+        cells = min(BAR_CELLS, width - 34)
         for each, row in rows:
             shown = [(of, us) for of in (NCCL, OURS, *OTHERS) if (us := best_us(row, of)) is not None]
             for at, (of, us) in enumerate(shown):
                 share = math.log(us / low) / math.log(high / low)
                 label = size(each.nbytes) if at == 0 else ""
-                yield Text(f"{label:>9} {of:16}{bar(share, BAR_CELLS)} {_us(us)}")
+                yield Text(f"{label:>9} {of:16}{bar(share, cells)} {_us(us)}")
 
     def _conclusions(self, bench: Bench) -> Iterator[str]:
         for of in (OURS, *OTHERS):
@@ -188,7 +198,7 @@ class VirtualReport:
     virtual: Virtual
 
     def as_json(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self.virtual), indent=2)
+        return msgspec.json.format(encode(self.virtual), indent=2)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         found = self.virtual
@@ -197,21 +207,37 @@ class VirtualReport:
             f"An empty kernel takes {found.launch_us:.1f} us. Nothing here says how fast several GPUs would be."
         )
         names = list(dict.fromkeys(name for row in found.times_us.values() for name in row))
-        table = _columns("size", *(name.replace("-", "\n") for name in names))
-        for nbytes in sorted(found.times_us):
-            table.add_row(size(nbytes), *(_us(found.times_us[nbytes].get(name)) for name in names))
-        yield table
+        rows = sorted(found.times_us)
+        columns: list[_Column] = [("size", [size(nbytes) for nbytes in rows])]
+        columns += [
+            (name.replace("-", "\n"), [_us(found.times_us[nbytes].get(name)) for nbytes in rows]) for name in names
+        ]
+        yield from _tables(columns, options.max_width)
         for name, total in found.sums.items():
             if not (total.exact and total.alike):
                 yield Text(f"{name}: WRONG SUM, off by up to {total.worst_error_ratio:.1e}")
 
 
-def _columns(*headers: str) -> Table:
-    """A table without lines whose columns are never cut."""
-    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True, min_width=max(map(len, header.split("\n"))))
-    return table
+def _tables(columns: Sequence[_Column], width: int) -> Iterator[Table]:
+    """As many tables below each other as ``columns`` need, each with the first one; no column is ever cut."""
+    first, *others = columns
+    parts = [[first]]
+    for column in others:
+        if sum(map(_cells, (*parts[-1], column))) > width and len(parts[-1]) > 1:
+            parts.append([first])
+        parts[-1].append(column)
+    for part in parts:
+        table = Table(box=None, pad_edge=False, header_style="", padding=(0, _GAP, 0, 0))
+        for column in part:
+            table.add_column(column[0], justify="right", no_wrap=True, min_width=_cells(column) - _GAP)
+        for row in zip(*(values for _, values in part), strict=True):
+            table.add_row(*row)
+        yield table
+
+
+def _cells(column: _Column) -> int:
+    name, values = column
+    return max(map(len, [*name.split("\n"), *values])) + _GAP
 
 
 def _us(us: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from typing import Any
 
 import click
@@ -11,6 +12,8 @@ import click
 from sgdiag.cli import options
 from sgdiag.cli.findings import print_findings
 from sgdiag.cli.manual import Command, json_output
+from sgdiag.cli.notes import note
+from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode
 
 FIRST_READ_S = 2.5
@@ -18,6 +21,9 @@ FIRST_READ_S = 2.5
 
 WATCH_S = 5.0
 """How long a server with work, or one that does not answer, is watched at most for whether its ranks move."""
+
+LONG_BYTES = 4 << 20
+"""A recording of this size holds about 2,000 frames, and looking through it takes seconds."""
 
 
 @click.command(
@@ -39,9 +45,8 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
 
     UNKNOWN means that a fact is missing, never that all is well. `sgdiag playbook ID` explains a finding.
     """
-    import msgspec
-
     from sgdiag.fixes.answers import judge
+    from sgdiag.model import encode
     from sgdiag.rules.hangs import needs_more_looks
     from sgdiag.session.attach import open_feed
     from sgdiag.session.stacks import Sampler
@@ -60,7 +65,7 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
     if as_json:
         from sgdiag.cli.reports import Findings
 
-        click.echo(msgspec.json.encode(Findings(tuple(findings))))
+        click.echo(encode(Findings(tuple(findings))))
     else:
         print_findings(findings)
         _print_past(target)
@@ -77,13 +82,23 @@ def _print_past(target: str | None) -> None:
     if path is None or str(path) != target:
         return
     from sgdiag.analysis.format import clean, duration
-    from sgdiag.session.course import gone_again
+    from sgdiag.session.course import LIMIT_S, gone_again
+    from sgdiag.tui.views.player import moment
 
-    spells = gone_again(path)
-    if spells:
+    if sys.stderr.isatty() and path.stat().st_size > LONG_BYTES:
+        note(f"sgdiag: looking through the recording, {LIMIT_S:.0f} s at most")
+    course = gone_again(path)
+    if course.spells:
         click.echo("\nEarlier in the recording, and not at its end:")
-    for spell in spells:
-        found = spell.finding
-        when = f"from {duration(spell.first_s)} to {duration(spell.last_s)}"
-        click.echo(clean(f"{found.verdict:8}{found.id}: {found.title}, {when}"))
+    for spell in course.spells:
+        found, first, last = spell.finding, moment(spell.first_s), moment(spell.last_s)
+        when = f"from {first} to {last}" if first != last else f"at {first}"
+        text = clean(f"{found.id}: {found.title}, {when}")
+        click.echo("\n".join(wrapped(text, columns(WHOLE), f"{found.verdict:8}", 8)))
         click.echo(f"        sgdiag check {shlex.quote(f'{path}@{math.ceil(spell.first_s * 10) / 10:g}s')}")
+    if course.blind_s:
+        note(
+            f"sgdiag: looked at {course.judged:,} of {course.frames:,} frames: what was wrong for less than "
+            f"{duration(course.blind_s)} may be missing",
+            prose=True,
+        )

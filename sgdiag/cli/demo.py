@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import click
 
 from sgdiag.cli.manual import Command
 from sgdiag.cli.terminal import has_screen
-from sgdiag.model import Snapshot
+from sgdiag.model import Finding, Snapshot
 
 DEMO = "demo.sgdiag"
 
@@ -28,14 +30,21 @@ def demo(once: bool) -> None:
 
         from sgdiag.cli.screen import render_once
 
-        # The last of the busiest moments: what went wrong under load has happened by then.
-        snapshot = max(reversed(list(read_frames(path))), key=_requests)
         console = Console()
-        console.print(render_once(snapshot, evaluate(snapshot), console.width))
+        snapshot, findings = _telling(read_frames(path))
+        console.print(render_once(snapshot, findings, console.width))
         return
     from sgdiag.tui import run
 
     run(ReplayFeed(path, loop=True), evaluate)
+
+
+def _telling(snapshots: Iterable[Snapshot]) -> tuple[Snapshot, Sequence[Finding]]:
+    """The moment that shows most kinds of findings, the busiest and last of several."""
+    from sgdiag.rules import evaluate
+
+    judged = [(snapshot, evaluate(snapshot)) for snapshot in snapshots]
+    return max(reversed(judged), key=lambda one: (len({found.verdict for found in one[1]}), _requests(one[0])))
 
 
 def _requests(snapshot: Snapshot) -> int:

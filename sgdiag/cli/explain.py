@@ -8,6 +8,7 @@ import click
 
 from sgdiag.cli.findings import print_findings
 from sgdiag.cli.manual import Command, complete_files, json_output
+from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -45,9 +46,8 @@ def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     are read as one story. What surviving ranks say afterwards is told apart from the failure itself. Where nothing
     known is found the answer is UNKNOWN, with the first failure and the stage it happened in.
     """
-    import msgspec
-
     from sgdiag.fixes.answers import with_fixes
+    from sgdiag.model import encode
     from sgdiag.session.postmortem import explain_logs
 
     incident, found = explain_logs(logs)
@@ -55,7 +55,7 @@ def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         from sgdiag.cli.reports import Findings
 
-        click.echo(msgspec.json.encode(Findings(tuple(findings))))
+        click.echo(encode(Findings(tuple(findings))))
     else:
         _head(incident)
         print_findings(findings, sure=True)
@@ -72,11 +72,13 @@ def _head(incident: Incident) -> None:
     name = incident.files[0] if len(incident.files) == 1 else plural(len(incident.files), "file")
     release = incident.snapshot.server.release.or_else("")
     run = f", run {incident.run} of {incident.runs}" if incident.runs > 1 else ""
-    click.echo(clean(f"{name}: {incident.lines:,} lines{run}{f', SGLang {release}' if release else ''}"))
+    lines = [f"{name}: {incident.lines:,} lines{run}{f', SGLang {release}' if release else ''}"]
     death = incident.first_death
     if death is not None:
         spot = death.evidence()
-        click.echo(clean(f"first failure: {spot.source}, {death.rank or 'no rank named'}, {during(death.stage)}"))
+        lines.append(f"first failure: {spot.source}, {death.rank or 'no rank named'}, {during(death.stage)}")
+    for line in lines:
+        click.echo("\n".join(wrapped(clean(line), columns(WHOLE), rest=2)))
     click.echo()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sgdiag.analysis.format import clean
+from sgdiag.cli import wrapping
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -38,6 +38,8 @@ def print_findings(findings: Sequence[Finding], *, sure: bool = False) -> None:
 def _lines(finding: Finding, width: int, *, sure: bool) -> Iterable[Text]:
     from rich.text import Text
 
+    from sgdiag.model import Advice
+
     first, *more = _wrapped(f"{finding.id}: {finding.title}{_how_sure(finding) if sure else ''}", width)
     style = "bold" if finding.verdict == "FAIL" else ""
     yield Text(f"{finding.verdict:{_INDENT}}", _STYLES[finding.verdict]).append(first, style)
@@ -47,7 +49,8 @@ def _lines(finding: Finding, width: int, *, sure: bool) -> Iterable[Text]:
         details += [(line, "") for line in _reasons(finding, width)]
         details += [(line, "") for advice in finding.advice for line in _advice(advice, width)]
         if finding.fix:
-            details.append((f"- there is a fix for SGLang itself: sgdiag apply-fix {finding.fix}", ""))
+            repair = Advice("there is a fix for SGLang itself", f"sgdiag apply-fix {finding.fix}")
+            details += [(line, "") for line in _advice(repair, width)]
         if finding.playbook:
             details.append((f"sgdiag playbook {finding.playbook}", "dim"))
     for line, style in details:
@@ -83,5 +86,5 @@ def _advice(advice: Advice, width: int) -> Iterable[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """``text``, made safe to print, in lines of at most ``width`` columns, where its words allow it."""
-    return textwrap.wrap(clean(text), width, break_long_words=False, break_on_hyphens=False) or [""]
+    """``text``, made safe to print, in lines of at most ``width`` columns."""
+    return wrapping.wrapped(clean(text), width)

@@ -13,6 +13,7 @@ import click
 from sgdiag.cli.manual import Command, Group, add_options
 from sgdiag.cli.notes import note
 from sgdiag.cli.page import print_page
+from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode, RefusedError, SgdiagError
 
 if TYPE_CHECKING:
@@ -80,12 +81,12 @@ def list_fixes(**which: Any) -> None:
     catalogue = Catalogue()
     engine = _engine_or_none(which)
     if engine is not None:
-        click.echo(_name(engine))
+        _tell(_name(engine))
     for fix in catalogue.all():
-        click.echo(f"{fix.id}\n    {fix.title}")
+        click.echo(fix.id)
+        _tell(fix.title, " " * 4)
         if engine is not None:
-            applied = "applied" if fix.id in engine.applied() else _how(engine.delivery(fix))
-            click.echo(f"    {applied}")
+            _tell("applied" if fix.id in engine.applied() else _how(engine.delivery(fix)), " " * 4)
 
 
 def _engine_or_none(which: dict[str, Any]) -> Engine | None:
@@ -96,6 +97,11 @@ def _engine_or_none(which: dict[str, Any]) -> Engine | None:
         return _engine(**which)
     except SgdiagError:
         return None
+
+
+def _tell(text: str, first: str = "") -> None:
+    """Prints ``text`` behind ``first``, in lines that fit the terminal."""
+    click.echo("\n".join(wrapped(text, columns(WHOLE), first, len(first))))
 
 
 def _name(engine: Engine) -> str:
@@ -126,8 +132,9 @@ def show(fix_id: str) -> None:
     print_page(f"{catalogue.readme(fix).rstrip()}\n")
     click.echo("\nReleases\n")
     for release, delivery in fix.releases.items():
-        click.echo(f"  {release:14} {_how(delivery)}")
-    click.echo(f"\nDrops when {fix.drops_when}")
+        _tell(_how(delivery), f"  {release:14} ")
+    click.echo()
+    _tell(f"Drops when {fix.drops_when}")
     for link in fix.upstream:
         click.echo(f"Upstream: {link}")
 
@@ -140,12 +147,12 @@ def status(**which: Any) -> None:
     """Say which fixes are applied, whether the files are as they were left, and which servers run older code."""
     engine = _engine(**which)
     _recover(engine)
-    click.echo(_name(engine))
+    _tell(_name(engine))
     standing, odd = engine.standing()
     applied = engine.state().applied
-    click.echo(f"applied: {', '.join(applied) or 'nothing'}")
+    _tell(f"applied: {', '.join(applied) or 'nothing'}")
     if standing == "changed by hand":
-        click.echo("changed since by somebody else: " + ", ".join(odd))
+        _tell("changed since by somebody else: " + ", ".join(odd))
     _name_old_servers(engine, engine.store.changed_at())
 
 
@@ -187,7 +194,7 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     engine = _engine(**which)
     delivery = engine.delivery(fix)
     if delivery.how == "native":
-        click.echo(f"{_name(engine)} can do this itself; nothing is changed.")
+        _tell(f"{_name(engine)} can do this itself; nothing is changed.")
         _print_use(delivery)
         return
     plan = _carried_out(engine, lambda: engine.plan_apply(fix), dry_run=dry_run)
@@ -198,9 +205,10 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     except KeyboardInterrupt:
         note("sgdiag: interrupted before it was known whether the package still imports: sgdiag fixes status")
         raise
-    click.echo(f"{fix.id} is applied to {engine.installation.package} ({plural(len(delivery.files), 'file')}).")
+    _tell(f"{fix.id} is applied to {engine.installation.package} ({plural(len(delivery.files), 'file')}).")
     _print_use(delivery)
-    click.echo(f"verify: sgdiag verify-fix {fix.id}    take back: sgdiag revert-fix {fix.id}")
+    click.echo(f"verify:    sgdiag verify-fix {fix.id}")
+    click.echo(f"take back: sgdiag revert-fix {fix.id}")
     _name_old_servers(engine, time.time())
 
 
@@ -215,9 +223,12 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
 def revert_fix(fix_id: str, dry_run: bool, **which: Any) -> None:
     """Take the fix ID back: the files are again what they were, byte for byte."""
     engine = _engine(**which)
+    if fix_id not in engine.applied():
+        # A misspelt one is told so, while one that is applied can be taken back after it has left the catalogue.
+        engine.catalogue.fix(fix_id)
     if _carried_out(engine, lambda: engine.plan_revert(fix_id), dry_run=dry_run) is None:
         return
-    click.echo(f"{fix_id} is taken back from {engine.installation.package}.")
+    _tell(f"{fix_id} is taken back from {engine.installation.package}.")
     _name_old_servers(engine, time.time())
 
 
@@ -319,7 +330,7 @@ def _name_old_servers(engine: Engine, changed_at: float) -> None:
 
 def _print_use(delivery: Delivery) -> None:
     if delivery.reason:
-        click.echo(delivery.reason)
+        _tell(delivery.reason)
     if delivery.environment:
         click.echo("environment: " + " ".join(f"{name}={value}" for name, value in delivery.environment.items()))
     if delivery.flags:

@@ -53,7 +53,7 @@ def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: b
     With --model and --gpu-memory no server is needed: the pools that the model would get, as ranges where only a
     running server can tell. --arg sets server arguments for it, --what-if compares.
     """
-    import msgspec
+    from sgdiag.model import encode
 
     changes = _changes(flags)
     snapshot = _look(target, how)
@@ -64,7 +64,7 @@ def kv(target: str | None, flags: tuple[str, ...], label: str | None, as_json: b
         from sgdiag.cli.reports import Balance
 
         report = Balance(budgets=tuple(budgets), what_if=tuple(outcomes), slot_bytes_by_config=slot)
-        click.echo(msgspec.json.encode(report))
+        click.echo(encode(report))
         return
     from sgdiag.cli.kv_screen import print_budgets
 

@@ -95,8 +95,7 @@ def plan_for(
     as_json: bool,
 ) -> None:
     """Prints the plan, and below it what each flag of ``what_if`` would make of it. Raises SgdiagError."""
-    import msgspec
-
+    from sgdiag.model import encode
     from sgdiag.releases import versions
     from sgdiag.sources.model_files import find_model, read_model
     from sgdiag.sources.model_plan import Flags, plan_of
@@ -141,7 +140,7 @@ def plan_for(
                 for flag, one in others
             ),
         )
-        click.echo(msgspec.json.encode(report))
+        click.echo(encode(report))
         return
     from rich.console import Console
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 
 from rich.text import Text
@@ -10,15 +9,17 @@ from rich.text import Text
 from sgdiag.analysis.format import clean
 from sgdiag.analysis.kv.base import Span
 from sgdiag.analysis.kv.plan import Plan
+from sgdiag.cli.kv_screen import labelled
+from sgdiag.cli.wrapping import columns, wrapped
 from sgdiag.model import Fact, Known
 
 _WIDTH, _LABEL, _VALUE = 80, 22, 18
 
 
 def plan_lines(head: str, plan: Plan) -> Iterable[Text]:
-    """``head`` and the balance below it."""
+    """``head`` and the balance below it, in lines of at most 80 columns or those of the terminal."""
     chosen = "as given" if plan.fraction_chosen else "as SGLang would choose"
-    yield Text(clean(head), "bold")
+    yield Text("\n".join(wrapped(clean(head), columns(_WIDTH), rest=2)), "bold")
     yield _line("--mem-fraction-static", _range(plan.fraction, "{:.3f}"), chosen)
     yield Text(f"{'':{_LABEL}}{'GiB of one rank':{_VALUE}}  from", "dim")
     for term in plan.terms:
@@ -45,7 +46,7 @@ def change_lines(flag: str, before: Plan, after: Plan | str) -> Iterable[Text]:
     yield Text()
     yield Text(clean(f"what if --{flag.lstrip('-').replace('=', ' ', 1)}"), "bold")
     if isinstance(after, str):
-        yield Text(f"  {clean(after)}")
+        yield from map(Text, wrapped(clean(after), columns(_WIDTH), "  ", 2))
         return
     rows = (
         ("token slots", _tokens(before), _tokens(after)),
@@ -65,12 +66,11 @@ def change_lines(flag: str, before: Plan, after: Plan | str) -> Iterable[Text]:
 
 
 def _line(label: str, value: str, why: str = "") -> Text:
-    line = Text(f"{label:{_LABEL}}{value}")
-    return line.append(f"  {why}", "dim") if why else line
+    return labelled(label, value, why, _LABEL, columns(_WIDTH))
 
 
 def _note(note: str) -> Iterable[Text]:
-    for part in textwrap.wrap(f"note: {clean(note)}", _WIDTH, subsequent_indent="      "):
+    for part in wrapped(f"note: {clean(note)}", columns(_WIDTH), rest=6):
         yield Text(part, "dim")
 
 

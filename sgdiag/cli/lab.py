@@ -12,6 +12,7 @@ import click
 
 from sgdiag.cli.manual import Group, json_output
 from sgdiag.cli.notes import note
+from sgdiag.cli.wrapping import WHOLE, columns
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -142,16 +143,15 @@ def load(
 
     Prompts are random, decoding is greedy, and the models allow one right answer; exits 1 if a token differs from it.
     """
-    import msgspec
-
     from sgdiag import lab as api
+    from sgdiag.model import encode
 
     target = api.find(name)
     if target.interpreted:
         note(f"note: SGLang {target.release} speculates at about 2 tokens/s here")
     result = api.load(target, concurrency, max_new_tokens, requests=requests, seconds=seconds, ignore_eos=not heed_eos)
     if as_json:
-        click.echo(msgspec.json.encode(result))
+        click.echo(encode(result))
     else:
         _print_load(result)
     if result.interrupted:
@@ -198,19 +198,23 @@ def status(as_json: bool) -> None:
 
     One line each: name, state, release, what it does, URL, pid of the launcher.
     """
-    import msgspec
-
     from sgdiag import lab as api
+    from sgdiag.model import encode
 
     known = api.labs()
     described = [api.describe(each) for each in known]
     if as_json:
-        click.echo(msgspec.json.encode(described))
+        click.echo(b"[%s]" % b",".join(map(encode, described)))
         return
     if not known:
         note("no lab is running; start one with: sgdiag lab up")
     for each, facts in zip(known, described, strict=True):
-        click.echo(f"{each.name:28} {facts.status:9} {each.release:13} {_what(each):24} {each.url} pid {each.pid}")
+        row = f"{each.name:28} {facts.status:9} {each.release:13} {_what(each):24}"
+        place = f"{each.url} pid {each.pid}"
+        if len(row) + 1 + len(place) <= columns(WHOLE):
+            click.echo(f"{row} {place}")
+        else:
+            click.echo(f"{each.name}  {facts.status}\n    {each.release}, {_what(each)}\n    {place}")
 
 
 @lab.command(

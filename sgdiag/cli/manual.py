@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from sgdiag.model.errors import SgdiagError
+from sgdiag.model.errors import SgdiagError, no_such
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,6 +66,13 @@ class Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands:
+            raise no_such("command", args[0], self.commands, f"{ctx.command_path} --help lists them")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Commands"):

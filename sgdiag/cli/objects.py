@@ -9,6 +9,7 @@ import click
 
 from sgdiag.cli import options
 from sgdiag.cli.manual import Command, json_output
+from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -70,8 +71,13 @@ def _print(found: RankLines) -> None:
     click.echo(clean(f"{found.rank}  pid {found.pid}  SGLang {found.release.or_else('?')}"))
     for text in filter(None, (found.problem, found.note)):
         click.echo(clean(f"sgdiag: {text}"), err=True)
+    room = columns(WHOLE)
     width = max((len(line.name) for line in found.lines), default=0)
     for line in found.lines:
         text = clean(text_of(line))
         shown = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
-        click.echo(f"  {line.status:10}  {clean(line.name):{width}}  {shown}")
+        row = f"  {line.status:10}  {clean(line.name):{width}}  "
+        if len(row) + len(shown) <= room:
+            click.echo(f"{row}{shown}")
+        else:
+            click.echo("\n".join([row.rstrip(), *wrapped(shown, room, " " * 14, 14)]))

@@ -9,6 +9,7 @@ import click
 
 from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.notes import note
+from sgdiag.cli.wrapping import columns
 from sgdiag.model.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -110,15 +111,19 @@ def _carry_out(plan: Plan, *, yes: bool, may_ask: bool) -> Report | None:
         return None
     if not yes:
         if not (may_ask and sys.stdin.isatty() and sys.stdout.isatty()):
-            note(f"nothing was done; sgdiag processes --reap --yes would {summary(plan)}")
+            note(f"nothing was done; sgdiag processes --reap --yes would {summary(plan)}", prose=True)
             return None
-        if not click.confirm(f"{summary(plan).capitalize()}?", default=False, err=True):
+        if not click.confirm(f"{_begun(summary(plan))}?", default=False, err=True):
             raise RefusedError("nothing was done")
     try:
         return reap(plan, read_gpus=_gpus)
     except KeyboardInterrupt:
         note("sgdiag: interrupted: some of it may be done; sgdiag processes shows what is left")
         raise
+
+
+def _begun(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
 def _exit_code(plan: Plan, report: Report | None, *, asked: bool) -> ExitCode:
@@ -128,31 +133,32 @@ def _exit_code(plan: Plan, report: Report | None, *, asked: bool) -> ExitCode:
 
 
 def _print_json(*told: Any) -> None:
-    import msgspec
-
     from sgdiag.cli.reports import Processes
+    from sgdiag.model import encode
 
-    click.echo(msgspec.json.encode(Processes(*told)))
+    click.echo(encode(Processes(*told)))
 
 
 def _print_survey(found: Survey) -> None:
     from sgdiag.cli.processes_screen import survey_lines
 
-    for line in survey_lines(found):
-        click.echo(line)
+    _print(survey_lines(found, columns(80)))
     for limit in found.limits:
-        note(f"not seen: {limit}")
+        note(f"not seen: {limit}", prose=True)
 
 
 def _print_plan(plan: Plan) -> None:
     from sgdiag.cli.processes_screen import plan_lines
 
-    for line in plan_lines(plan):
-        click.echo(line)
+    _print(plan_lines(plan, columns(80)))
 
 
 def _print_report(report: Report) -> None:
     from sgdiag.cli.processes_screen import report_lines
 
-    for line in report_lines(report):
+    _print(report_lines(report, columns(80)))
+
+
+def _print(lines: list[str]) -> None:
+    for line in lines:
         click.echo(line)

@@ -15,6 +15,7 @@ from sgdiag.cli import options
 from sgdiag.cli.manual import Command
 from sgdiag.cli.notes import note as say
 from sgdiag.cli.terminal import require_screen
+from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 
 if TYPE_CHECKING:
     from sgdiag.releases.redaction import Redactor
@@ -125,12 +126,12 @@ def _report(recorder: Recorder) -> None:
     """How large it is, and what was taken out of it."""
     from sgdiag.analysis.format import plural, size
 
-    say(f"{recorder.path}: {plural(recorder.frames, 'frame')}, {size(recorder.path.stat().st_size)}")
+    say(f"{recorder.path}: {plural(recorder.frames, 'frame')}, {size(recorder.path.stat().st_size)}", prose=True)
     if not recorder.redacted:
-        say(f"not redacted: it holds {UNREDACTED}; only keys, tokens and passwords are left out")
+        say(f"not redacted: it holds {UNREDACTED}; only keys, tokens and passwords are left out", prose=True)
         return
     for line in redaction_lines(recorder.report()):
-        say(line)
+        say(line, prose=True)
 
 
 def redaction_lines(report: Report) -> list[str]:
@@ -176,14 +177,17 @@ def replay(file: Path, speed: float, start_s: float, loop: bool, about: bool, sh
             click.echo(line)
         return
     if about:
-        click.echo("\n".join(_about(file)))
+        for line in _about(file):
+            click.echo("\n".join(wrapped(line, columns(WHOLE), rest=2)))
         return
-    require_screen(f"use `sgdiag status {file}` for text")
     from sgdiag.fixes.answers import judge
     from sgdiag.session.recording import ReplayFeed
+
+    feed = ReplayFeed(file, speed=speed, loop=loop, start_s=start_s)
+    require_screen(f"use `sgdiag status {file}` for text")
     from sgdiag.tui import run
 
-    run(ReplayFeed(file, speed=speed, loop=loop, start_s=start_s), judge)
+    run(feed, judge)
 
 
 def _log_lines(file: Path) -> Iterator[str]:

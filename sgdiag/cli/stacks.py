@@ -10,6 +10,7 @@ import click
 from sgdiag.cli import options
 from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.notes import note
+from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode, SgdiagError
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ FIND_LIMIT_S = 30.0
 """How long it may take to find the server: a process that the kernel holds can block whoever asks for its name."""
 
 MAX_FRAMES, MAX_WIDTH = 16, 110
-"""How much of a stack is printed without --threads: where it stands and what of the model that is."""
+"""How much of a stack is printed without --threads, and how wide: where it stands and what of the model that is."""
+
+LEAST_SPAN_S = 0.05
+"""What would be printed as 0.0 s says nothing."""
 
 MAX_HEADS = 4
 """Of how many ranks with one stack all is printed without --threads: the verdict must not leave a small screen."""
@@ -110,15 +114,14 @@ def stacks(
 
 
 def _json(snapshot: Snapshot) -> bytes:
-    import msgspec
-
     from sgdiag.analysis.hangs import grouped, suspects_first
     from sgdiag.cli.reports import Stacks
+    from sgdiag.model import encode
     from sgdiag.rules.hangs import stances, verdict
 
     told, found = verdict(snapshot), stances(snapshot)
     groups = suspects_first(grouped((one.name, one.stack) for one in found), told)
-    return msgspec.json.encode(Stacks(at=snapshot.at, verdict=told, ranks=tuple(found), groups=groups))
+    return encode(Stacks(at=snapshot.at, verdict=told, ranks=tuple(found), groups=groups))
 
 
 def _text(snapshot: Snapshot, all_threads: bool) -> list[str]:
@@ -129,24 +132,26 @@ def _text(snapshot: Snapshot, all_threads: bool) -> list[str]:
 
     told, found = verdict(snapshot), {one.name: one for one in stances(snapshot)}
     sure = f"  ({told.confidence:.0%} sure)" if told.confidence else ""
-    lines = [f"{told.sentence}{sure}"]
+    width = columns(WHOLE)
+    lines = wrapped(f"{told.sentence}{sure}", width)
     ranks = {rank_label(snapshot, rank): rank for rank in snapshot.ranks}
     for group in suspects_first(grouped((one.name, one.stack) for one in found.values()), told):
         lines.append("")
         names = sorted(group.names, key=lambda name: name not in told.suspects)
         shown = len(names) if all_threads else MAX_HEADS
         for name in names[:shown]:
-            lines += _head(found[name], ranks.get(name), is_suspect=name in told.suspects)
-        lines += _alike(names[shown:])
+            lines += _head(found[name], ranks.get(name), width, is_suspect=name in told.suspects)
+        lines += _alike(names[shown:], width)
         rank = ranks.get(names[0])
         if all_threads and rank is not None:
             lines += _all_threads(rank)
         else:
-            lines += _frames(group.stack) or [f"      {_why_no_frames(found[names[0]], rank)}"]
+            why = "" if group.stack else _why_no_frames(found[names[0]], rank)
+            lines += _frames(group.stack, width) or wrapped(why, width, " " * 6, 6)
     return [clean(line) for line in lines]
 
 
-def _head(one: Stance, rank: Rank | None, *, is_suspect: bool) -> list[str]:
+def _head(one: Stance, rank: Rank | None, width: int, *, is_suspect: bool) -> list[str]:
     """What is known of one rank beside its frames."""
     from sgdiag.analysis.hangs import DOING
     from sgdiag.rules.hangs import kernel_line
@@ -155,28 +160,29 @@ def _head(one: Stance, rank: Rank | None, *, is_suspect: bool) -> list[str]:
         f"{one.name}{' (suspect)' if is_suspect else ''}",
         f"pid {one.pid}" if one.pid else "",
         one.ended or DOING[one.activity],
-        f"unmoved for {one.still_s:.1f} s" if one.still_s else "",
-        f"no step for {one.no_step_s:.1f} s" if one.no_step_s else "",
+        f"unmoved for {one.still_s:.1f} s" if (one.still_s or 0.0) >= LEAST_SPAN_S else "",
+        f"no step for {one.no_step_s:.1f} s" if (one.no_step_s or 0.0) >= LEAST_SPAN_S else "",
         f"GPU busy {one.gpu_ratio:.0%}" if one.gpu_ratio is not None else "",
     ]
-    lines = [", ".join(filter(None, parts))]
+    lines = wrapped(", ".join(filter(None, parts)), width, rest=2)
     if rank is not None and (text := kernel_line(rank)):
-        lines.append(f"    {text}")
+        lines += wrapped(text, width, " " * 4, 4)
     return lines
 
 
-def _alike(names: Sequence[str]) -> list[str]:
-    """The ranks that are only named, in lines of a small screen."""
-    import textwrap
-
+def _alike(names: Sequence[str], width: int) -> list[str]:
+    """The ranks that are only named."""
     unbroken = (name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
     text = f"and {len(names)} more with this stack (--threads shows them): {', '.join(unbroken)}"
-    lines = textwrap.wrap(text, 80, subsequent_indent="    ") if names else []
+    lines = wrapped(text, min(width, 80), rest=4) if names else []
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _frames(stack: Sequence[str]) -> list[str]:
-    lines = [f"      {frame if len(frame) <= MAX_WIDTH else frame[:MAX_WIDTH] + '…'}" for frame in stack[:MAX_FRAMES]]
+def _frames(stack: Sequence[str], width: int) -> list[str]:
+    from sgdiag.analysis.frames import fitting
+
+    room = min(width, MAX_WIDTH) - 6
+    lines = [f"      {fitting(frame, room)}" for frame in stack[:MAX_FRAMES]]
     left = len(stack) - MAX_FRAMES
     return [*lines, f"      … {left} more; --threads shows them"] if left > 0 else lines
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from sgdiag.cli import options
 from sgdiag.cli.manual import Command, json_output
+from sgdiag.cli.wrapping import columns
 
 FIRST_READ_S = 0.7
 """How long the first readings may take; what has not answered by then is shown as such."""
@@ -44,7 +44,7 @@ def status(target: str | None, as_json: bool, watch: bool, **how: Any) -> None:
         from sgdiag.cli.screen import render_once
         from sgdiag.rules import evaluate
 
-        console = Console(width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size((100, 24)).columns))
+        console = Console(width=None if sys.stdout.isatty() else columns(100))
         if watch and sys.stdout.isatty():
             console.clear()
         console.print(render_once(snapshot, evaluate(snapshot), console.width))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,6 +16,7 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Click
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Static
 
@@ -147,6 +151,7 @@ class SgdiagApp(App[None]):
         self._frames = False
         self._paused: Snapshot | None = None
         self._shown: dict[str, Text] = {}
+        self._room = Size(0, 0)
         self._tab_ends: dict[str, int] = {}
 
     # Widgets
@@ -172,6 +177,9 @@ class SgdiagApp(App[None]):
         self.query_one("#player").display = self._player is not None
         self.theme_changed_signal.subscribe(self, self._repaint)
         self.query_one("#overview").focus()
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            # Otherwise the signal's default would leave the terminal as the application has set it.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.set_interval(PERIOD_S, self.poll)
         self.poll()
 
@@ -224,13 +232,14 @@ class SgdiagApp(App[None]):
             self._draw_findings(scene)
         else:
             page = self._main.query_one(f"#{self.current}", Page)
-            if page.room.width > 0:
-                page.show(PAGES[self.current](self._in(page, scene)))
+            self._room = page.room or self._room
+            if self._room.width > 0:
+                page.show(PAGES[self.current](replace(scene, width=self._room.width, height=self._room.height)))
 
     @staticmethod
-    def _in(page: Page, scene: Scene, height: int = 0) -> Scene:
-        """The scene with the room that ``page`` has, or with another ``height``."""
-        return replace(scene, width=page.room.width, height=height or page.room.height)
+    def _in(page: Page, scene: Scene) -> Scene:
+        """The scene with the width that ``page`` has."""
+        return replace(scene, width=page.room.width)
 
     def _put(self, name: str, text: Text) -> None:
         if self._shown.get(name) != text:
@@ -251,7 +260,7 @@ class SgdiagApp(App[None]):
         if not head.room.width:
             return
         held = self._paused.log if self._paused is not None else None
-        head.show(log_head(self._in(head, scene, scene.height), held=held, wrapped=self._wrapped))
+        head.show(log_head(self._in(head, scene), held=held, wrapped=self._wrapped))
         entries = (held or self._snapshot.log).tail
         tail.show(log_lines(scene.look, entries, tail.room.width, wrapped=self._wrapped))
         if self._paused is None:
@@ -264,7 +273,7 @@ class SgdiagApp(App[None]):
         if not page.room.width:
             return
         listed.show(finding_list(scene.look, findings, page.room.width))
-        room = self._in(page, scene, scene.height)
+        room = self._in(page, scene)
         page.show(detail(room, findings[listed.chosen]) if findings else no_findings(room))
 
     def on_tail_left(self) -> None:
@@ -350,6 +359,8 @@ class SgdiagApp(App[None]):
         self._main.query_one(ContentSwitcher).current = name
         focus = {"log": "log-tail", "findings": "finding-list" if self._findings else "finding"}.get(name, name)
         self._main.query_one(f"#{focus}").focus()
+        # At once, so that no empty page is sent to the terminal first, and again when the page has been laid out.
+        self._draw()
         self.call_after_refresh(self._draw)
 
     @on(Click, "#tabs")

@@ -18,7 +18,7 @@ _KEYS = (
     ("↑ ↓ PgUp PgDn", "scroll; on the findings, choose"),
     ("s", "where values come from, and why others are unknown"),
     ("space, w", "on the log: pause or follow, wrap lines"),
-    ("f", "on the processes and the stacks: all Python frames, and back"),
+    ("f", "on processes and stacks: all Python frames, and back"),
     ("t, ctrl+p", "dark or light; all commands and themes"),
     ("?, q", "this help; quit (the server is never touched)"),
 )
@@ -53,7 +53,9 @@ class HelpScreen(ModalScreen[None]):
         yield Page()
 
     def on_mount(self) -> None:
-        self.query_one(Page).show(self._lines())
+        page = self.query_one(Page)
+        page.border_subtitle = "escape closes this window"
+        page.show(self._lines())
 
     def _lines(self) -> list[Text]:
         look = self._look
@@ -61,7 +63,6 @@ class HelpScreen(ModalScreen[None]):
         for title, shown in (("A recording", _PLAYER_KEYS),) * self._recorded + (("Keys", _KEYS),):
             lines.append(look.ink(title, "title"))
             lines += [look.join(look.ink(f"  {keys:<14} ", "strong"), look.ink(what)) for keys, what in shown]
-        lines += [Text(), look.ink("Signs", "title")]
+        lines.append(look.ink("Signs", "title"))
         lines += [look.join(look.ink(f"  {sign:<14} ", role), look.ink(what)) for sign, role, what in _SIGNS]
-        lines += [Text(), look.ink("escape closes this window", "label")]
         return lines

@@ -273,18 +273,18 @@ class Table:
         if look.sources:
             return provenance(look, list(self.named()), width)
         widths = self._widths(width)
-        head = look.join()
-        for column, cells in zip(self.columns, widths, strict=True):
-            head.append_text(fit(look.ink(column.title, "label"), cells, right=column.right))
-            head.append(" " * self.gap)
-        lines = [fit(head, width)] if self.headed else []
-        for row in self.rows:
-            line = look.join()
-            for column, cells, cell in zip(self.columns, widths, row, strict=True):
-                line.append_text(cell.at(cells, right=column.right))
-                line.append(" " * self.gap)
-            lines.append(fit(line, width))
-        return lines
+        gap = Text(" " * self.gap)
+
+        def line(parts: Iterable[Text]) -> Text:
+            return fit(look.join(gap.join(parts)), width)
+
+        placed = list(zip(self.columns, widths, strict=True))
+        head = line(fit(look.ink(column.title, "label"), cells, right=column.right) for column, cells in placed)
+        rows = [
+            line(cell.at(cells, right=column.right) for cell, (column, cells) in zip(row, placed, strict=True))
+            for row in self.rows
+        ]
+        return [head, *rows] if self.headed else rows
 
     def _widths(self, width: int) -> list[int]:
         widths = [
@@ -295,6 +295,9 @@ class Table:
         spare = width - sum(cells for place, cells in enumerate(widths) if place not in bars) - self.gap * len(widths)
         for place in bars:
             widths[place] = max(min(self.columns[place].most, spare // len(bars)), self.columns[place].width)
+        # What has no room is cut in the last column, and says so only in rows that are cut.
+        over = sum(widths) + self.gap * (len(widths) - 1) - width
+        widths[-1] = max(widths[-1] - max(over, 0), 1)
         return widths
 
     def named(self) -> Iterable[tuple[str, Cell]]:

@@ -145,7 +145,7 @@ def test_swap_and_helpers_are_told() -> None:
         samples.hung(), 3, helpers=Known(("nvcc", "cicc"), "procfs"), swapped_bytes=Known(3 << 30, "procfs")
     )
     text = drawn(snapshot)
-    assert "TP3: runs cicc nvcc" in text
+    assert "TP3: its child programs: cicc nvcc" in text
     assert "TP3: 3.00 GiB of it in swap" in text
 
 

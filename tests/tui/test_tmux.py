@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -90,6 +93,37 @@ def test_quit_gives_the_terminal_back(terminal: Terminal) -> None:
     terminal.wait("q quit")
     terminal.press("q")
     terminal.wait(lambda text: "sgdiag" not in text)
+
+
+def test_a_signal_gives_the_terminal_back_as_well() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "tests.tui.example", "connected"]
+    env = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as app:
+        os.close(theirs)
+        try:
+            assert b"quit" in read_until(ours, b"quit")
+            app.terminate()
+            assert LEFT_SCREEN in read_until(ours, LEFT_SCREEN)
+            assert app.wait(10) == 0
+        finally:
+            app.kill()
+            os.close(ours)
+
+
+LEFT_SCREEN = b"\x1b[?1049l"
+
+
+def read_until(terminal: int, wanted: bytes, limit_s: float = 10.0) -> bytes:
+    """What is written to the terminal up to ``wanted``, or all of it."""
+    read, deadline = b"", time.monotonic() + limit_s
+    while wanted not in read and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                read += os.read(terminal, 65536)
+            except OSError:
+                break
+    return read
 
 
 @pytest.mark.parametrize("terminal", ["hostile"], indirect=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 
@@ -15,9 +16,21 @@ from rich.text import Text
 
 from sgdiag.analysis.kv.budget import ROUNDING_BYTES, budget_of
 from sgdiag.cli.screen import render_once
-from sgdiag.model import NOT_ASKED, Known, Process, Snapshot
+from sgdiag.model import (
+    NOT_ASKED,
+    Collectives,
+    Communicator,
+    Gpu,
+    GpuProcess,
+    Gpus,
+    Known,
+    Process,
+    Server,
+    Snapshot,
+    unknown,
+)
 from sgdiag.tui.app import PAGES
-from sgdiag.tui.paint import Look, fit, wrap
+from sgdiag.tui.paint import Column, Look, Table, fit, wrap
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.banner import banner
 from sgdiag.tui.views.processes import branches
@@ -75,6 +88,21 @@ def test_banner_before_the_first_answer() -> None:
     assert message[0] == "◐ connecting to pid 7 …"
 
 
+def test_banner_tells_since_when_only_where_that_is_known() -> None:
+    def told(health: str, begun_s: float) -> str:
+        server = Server(
+            health=Known(health, "http", at=1000.0),  # type: ignore[arg-type]
+            started_at=Known(1000.5 - begun_s, "procfs"),
+        )
+        message = banner(Scene(Look(Snapshot(at=1000.5, server=server)), 80, 24))
+        assert message is not None
+        return message[0]
+
+    assert re.fullmatch(r"◐ server is starting since \S+ \(7s\)", told("starting", 7.0))
+    assert told("unresponsive", 700.0) == "▲ server does not answer"
+    assert told("down", 700.0) == "✗ server is down: what you see is what was last known"
+
+
 def test_banner_of_a_scheduler_that_repeats_itself() -> None:
     snapshot = samples.connected()
     later = msgspec.structs.replace(snapshot, at=snapshot.at + 60)
@@ -99,6 +127,117 @@ def test_banner_of_a_recording_without_sources() -> None:
 def test_process_tree_shows_each_process_once_even_in_a_ring() -> None:
     ring = (Process(pid=1, parent_pid=Known(2, "x")), Process(pid=2, parent_pid=Known(1, "x")), Process(pid=3))
     assert sorted(entry.pid for _, _, entry in branches(ring)) == [1, 2, 3]
+
+
+def helpers(number: int, **changed: object) -> list[Process]:
+    """What torch's compiler starts below a scheduler, one of them with what is ``changed``."""
+    made = [
+        Process(
+            pid=100 + place,
+            parent_pid=Known(10, "procfs"),
+            role="other",
+            state=Known("S", "procfs"),
+            title=Known("compile_worker", "procfs"),
+            threads=Known(2, "procfs"),
+            memory_bytes=Known((place + 1) << 20, "procfs"),
+        )
+        for place in range(number)
+    ]
+    return [*made[:-1], msgspec.structs.replace(made[-1], **changed)]
+
+
+def rows_of(entries: list[Process], *, sources: bool = False) -> list[str]:
+    snapshot = Snapshot(processes=(Process(pid=10, role="scheduler"), *entries))
+    lines = PAGES["processes"](Scene(Look(snapshot, sources=sources), 120, 40))
+    return [line.plain for line in lines if "other" in line.plain]
+
+
+def test_many_helpers_alike_stand_in_one_row() -> None:
+    (row,) = rows_of(helpers(32))
+    assert row.split()[:6] == ["└", "32", "others", "alike", "sleeping", "0%"]
+    assert row.split()[6:9] == ["64", "≤32.0", "MiB"]
+    assert len(rows_of(helpers(3))) == 3
+    assert len([row for row in rows_of(helpers(32), sources=True) if "state" in row]) == 32
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ports": Known((30000,), "procfs")},
+        {"title": Known("something else", "procfs")},
+        {"state": Known("Z", "procfs")},
+        {"role": "detokenizer"},
+    ],
+)
+def test_a_helper_that_differs_has_a_row_of_its_own(changed: dict[str, object]) -> None:
+    assert len(rows_of(helpers(8, **changed))) == (1 if "role" in changed else 2)
+
+
+def test_a_helper_that_holds_gpu_memory_has_a_row_of_its_own() -> None:
+    entries = helpers(8)
+    held = Gpu(
+        index=0, processes=Known((GpuProcess(pid=entries[-1].pid, memory_bytes=Known(1 << 30, "nvml")),), "nvml")
+    )
+    snapshot = Snapshot(processes=(Process(pid=10, role="scheduler"), *entries), gpus=Gpus(devices=(held,)))
+    text = text_of("processes", snapshot)
+    assert "7 others" in text
+    assert "GPU 0" in text
+
+
+def test_a_table_is_cut_in_its_last_column_and_says_so_only_there() -> None:
+    look = Look(Snapshot())
+    columns = [Column("name", 4, right=False), Column("title", right=False)]
+    rows = [[look.text("a"), look.text("short")], [look.text("b"), look.text("a long title")]]
+    assert [line.plain for line in Table(columns, rows).lines(look, 12)] == [
+        "name  title ",
+        "a     short ",
+        "b     a lon…",
+    ]
+
+
+def test_room_that_is_left_on_the_overview_goes_to_findings() -> None:
+    def shown(height: int) -> int:
+        scene = Scene(Look(samples.connected()), 78, height, findings=samples.findings())
+        lines = [line.plain for line in PAGES["overview"](scene)]
+        assert len(lines) <= max(height, 20)
+        return sum(line.startswith(("✗ FAIL", "▲ WARN", "? UNKNOWN")) for line in lines)
+
+    assert [shown(height) for height in (19, 20, 21, 22, 23)] == [1, 1, 2, 3, 3]
+
+
+def test_what_stands_in_sentences_has_its_source_on_demand() -> None:
+    def sources(page: str) -> str:
+        scene = Scene(Look(samples.connected(), sources=True), 120, 40)
+        return "\n".join(line.plain for line in PAGES[page](scene))
+
+    shown = sources("processes")
+    for label in ("0 link", "GPU 0 compute", "GPU 0 uuid", "GPU 0 processes"):
+        assert re.search(rf"^{label} .*← nvml", shown, re.MULTILINE), label
+    assert re.search(r"^TP0 while groups came up .*← log:\d+", sources("collectives"), re.MULTILINE)
+    assert re.search(r"^(2 ranks|TP0) running requests .*← object:", sources("speculation"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "reason"),
+    [
+        ("cpu", 2, "ranks on a CPU do not use NCCL"),
+        ("cuda", 1, "a single rank has nobody to talk to"),
+        ("cuda", 2, "no source knows"),
+    ],
+)
+def test_why_there_is_no_version_of_nccl(device: str, ranks: int, reason: str) -> None:
+    groups = (Communicator(group="tp", size_ranks=Known(ranks, "object")),)
+    snapshot = Snapshot(
+        server=Server(device=Known(device, "object")),
+        collectives=Collectives(nccl_version=unknown("no source knows"), communicators=groups),
+    )
+    assert f"? NCCL: {reason}" in text_of("collectives", snapshot)
+
+
+def test_arguments_of_sglangs_own_come_last() -> None:
+    server = Server(args=Known({"_resolved": "x", "tp_size": 2, "zeal": 1}, "object"))
+    text = text_of("arguments", Snapshot(server=server))
+    assert text.index("tp_size") < text.index("zeal") < text.index("_resolved")
 
 
 def test_one_screen_is_plain_where_there_is_no_terminal() -> None:

@@ -18,10 +18,12 @@ import pytest
 from sgdiag import __version__, cli
 from sgdiag.cli.terminal import has_screen
 from sgdiag.model import Health, Known, Server, Snapshot
+from sgdiag.resources import recording as resource
 from sgdiag.session.recording import Recorder
 from tests.unit.misbehaving import is_silent, raw_server, says
 
 LIMIT_S = 20.0
+DEMO = resource("demo.sgdiag")
 
 HTML = b"HTTP/1.1 200 OK\r\nServer: nginx/1.27\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>"
 
@@ -108,12 +110,40 @@ def test_unknown_words() -> None:
     refused(sgdiag("record", "-o", "x", "--for", "soon"), "not a duration")
 
 
-def test_words_that_are_nearly_right() -> None:
-    refused(sgdiag("statsu"), "no command 'statsu'", "near it: status")
-    refused(sgdiag("playbook", "kv-pool"), "near it: kv-pool-allocation-failed, kv-pool-below-context")
-    refused(sgdiag("apply-fix", "kv"), "there is no fix 'kv'")
-    refused(sgdiag("verify-fix", "kv"), "there is no fix 'kv'")
-    refused(sgdiag("completion"), "Missing argument 'SHELL'. Choose from: bash, zsh, fish")
+@pytest.mark.parametrize(
+    ("words", "problem", "near"),
+    [
+        ("statsu", "no command 'statsu'", "status"),
+        ("fix", "no command 'fix'", "fixes"),
+        ("fixes shw", "no command 'shw'", "show"),
+        ("lab stauts", "no command 'stauts'", "status"),
+        ("status --jsn", "No such option", "--json"),
+        ("playbook kv-pool", "no playbook 'kv-pool'", "kv-pool-allocation-failed, kv-pool-below-context"),
+        ("playbook KV_POOL_NOROOM", "no playbook 'KV_POOL_NOROOM'", "kv-pool-no-room"),
+        ("playbook retracted", "no playbook 'retracted'", "requests-retracted"),
+        ("fixes show memory", "no fix 'memory'", "kv-memory-advice"),
+        ("apply-fix kv", "no fix 'kv'", "kv-memory-advice"),
+        ("verify-fix pcie-alreduce", "no fix 'pcie-alreduce'", "pcie-allreduce"),
+        ("kv {log} --what-if mem-fracton-static=0.9", "--mem-fracton-static", "mem-fraction-static"),
+        ("kv --model x --gpu-memory 96 --arg kv-cach-dtype=fp8", "--kv-cach-dtype", "kv-cache-dtype"),
+        ("kv {log} --rank TP1", "no rank 'TP1'", "TP0"),
+        ("kv --model x --gpu-memory 96 --release newest", "'newest' is not a release", "0.5.23"),
+        ("lab build --sglang 0.5.12", "does not know SGLang 0.5.12", "0.5.12.post1"),
+        ("completion fsh", "'fsh' is not one of", "'fish'"),
+        ("completion", "Missing argument 'SHELL'", "bash, zsh, fish"),
+    ],
+)
+def test_names_that_are_nearly_right(words: str, problem: str, near: str) -> None:
+    log = Path(__file__).parent.parent / "data" / "incidents" / "kv-pool-no-room--base-unknown.log"
+    ran = sgdiag(*(word.format(log=log) for word in words.split()))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert problem in ran.stderr.splitlines()[0]
+    assert near in ran.stderr.replace(problem, "")
+
+
+def test_names_that_are_far_off() -> None:
+    refused(sgdiag("apply-fix", "zzz"), "there is no fix 'zzz'", "sgdiag fixes list")
+    refused(sgdiag("fixes", "zzz"), "sgdiag fixes --help lists them")
 
 
 def test_a_group_alone_prints_its_help() -> None:
@@ -175,6 +205,7 @@ def test_a_key_file_without_a_key(tmp_path: Path) -> None:
 
 def test_the_screen_needs_a_terminal() -> None:
     refused(sgdiag("attach", "127.0.0.1:9"), "needs a terminal", "status --json")
+    refused(sgdiag("nonsense"), "'nonsense' is no command, no pid, no address and no file")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +269,43 @@ def test_an_output_that_is_full_is_one_line(tmp_path: Path) -> None:
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert result.returncode == 2
     assert result.stderr == "sgdiag: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
+    ids=["latin-1", "ascii"],
+)
+@pytest.mark.parametrize("command", ["status", "check", "kv"])
+def test_an_output_that_lacks_characters_shows_question_marks(env: dict[str, str], command: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "sgdiag", command, str(DEMO)],
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, **env},
+    )
+    assert shown.returncode in (0, 1)
+    assert shown.stderr == b""
+    assert b"?" in shown.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_error(closed: str) -> None:
+    line = f"{sys.executable} -m sgdiag check {DEMO} {closed}; echo $? >&9"
+    result = subprocess.run(["bash", "-c", f"exec 9>&1; {line}"], capture_output=True, text=True, check=False)
+    assert result.stdout.endswith("1\n")
+    assert "Traceback" not in result.stderr
+
+
+def test_json_cannot_send_escape_codes(tmp_path: Path) -> None:
+    path = tmp_path / "session.sgdiag"
+    with Recorder(path) as recorder:
+        recorder.write(Snapshot(at=1.0, server=Server(health=Known("down", "\x9b31m\u202e"))))
+    for command in ("check", "status"):
+        told = sgdiag(command, "--json", str(path)).stdout
+        assert "\\u009b31m\\u202e" in told
+        assert "\x9b" not in told
 
 
 def test_playbooks_are_printed_as_they_are() -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from sgdiag.cli import cli
 from sgdiag.cli.manual import Command
-from sgdiag.model import Health, Known, Rank, RankId, Server, Snapshot, Thread
+from sgdiag.model import Health, Known, Rank, RankId, Server, SgdiagError, Snapshot, Thread
 from sgdiag.session.recording import Recorder
 from tests.unit.made_models import DENSE, write_model, write_tensors
 
@@ -94,7 +94,7 @@ def test_every_command_has_examples_that_parse(name: str, tmp_path: Path, monkey
 
 def test_an_example_that_does_not_parse_is_found() -> None:
     for line in ("sgdiag status --jsn", "x | sgdiag explain", "sgdiag fixes shw x", "sgdiag lab up --tp two"):
-        with pytest.raises(click.UsageError):
+        with pytest.raises((click.UsageError, SgdiagError)):
             for words in sgdiag_parts(line):
                 parse(words)
 

@@ -18,7 +18,8 @@ def arguments(scene: Scene) -> list[Text]:
     if isinstance(fact, Unknown):
         lines = [look.ink(f"? {fact.reason}", "unknown")]
         return stack(look, [Section("Server arguments", [Lines(lines, wrapped=True, indent=2)])], scene.width)
-    names = sorted(fact.value)
+    # What SGLang keeps for itself comes last.
+    names = sorted(fact.value, key=lambda name: (name.startswith("_"), name))
     used = [name for name in names if not _is_off(fact.value[name])]
     column = min(max((cell_len(fmt.clean(name)) for name in used), default=0) + 2, max(scene.width // 2, 12))
     lines = [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.freshness import stale_for_s
-from sgdiag.model import Known, SourceStatus
+from sgdiag.model import Health, Known, SourceStatus
 from sgdiag.tui.paint import STALE_MARK, Role
 from sgdiag.tui.scene import Scene
+
+LEAST_SPAN_S = 2.0
+"""The readings of one moment are at most so old, so that a state younger than this was first seen now."""
 
 NOT_READ_YET = "not read yet"
 """What the session says of a source that was asked and has had no time to answer."""
@@ -34,15 +37,24 @@ def _health(scene: Scene) -> tuple[str, Role] | None:
     health = scene.snapshot.server.health
     if not isinstance(health, Known) or health.value == "up":
         return None
-    began = scene.history.health_since(health.value) or health.at or scene.snapshot.at
-    since = f"since {fmt.clock(began, scene.snapshot.at)} ({fmt.age(scene.snapshot.at - began)})"
+    since = _since(scene, health)
     if health.value == "down":
-        return f"✗ server is down {since}: what you see is what was last known", "bad"
+        return f"✗ server is down{since}: what you see is what was last known", "bad"
     if health.value == "unresponsive":
         silent_s = _scheduler_silent_for_s(scene)
         silent = f", its scheduler is silent for {fmt.age(silent_s)}" if silent_s is not None else ""
-        return f"▲ server does not answer {since}{silent}", "bad"
-    return f"◐ server is starting {since}", "warn"
+        return f"▲ server does not answer{since}{silent}", "bad"
+    return f"◐ server is starting{since}", "warn"
+
+
+def _since(scene: Scene, health: Known[Health]) -> str:
+    """`` since 12:00:01 (2m)``; empty where it has only just been seen, which does not tell how long it lasts."""
+    now, begun = scene.snapshot.at, scene.snapshot.server.started_at
+    if health.value == "starting" and isinstance(begun, Known):
+        seen = begun.value
+    else:
+        seen = scene.history.health_since(health.value) or health.at or now
+    return f" since {fmt.clock(seen, now)} ({fmt.age(now - seen)})" if now - seen >= LEAST_SPAN_S else ""
 
 
 def _silence(scene: Scene) -> tuple[str, Role] | None:

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.nccl.server import nccl_lines
-from sgdiag.model import Known, Unknown
+from sgdiag.model import Fact, Known, Unknown, unknown
 from sgdiag.tui.paint import (
     Block,
     Cell,
@@ -55,7 +55,7 @@ def collectives(scene: Scene) -> list[Text]:
 def _groups(scene: Scene) -> Section:
     look, part = scene.look, scene.snapshot.collectives
     rows = [
-        Row("NCCL", look.fact(part.nccl_version)),
+        Row("NCCL", look.fact(_version(scene))),
         Row("parallel", parallel(look)),
     ]
     blocks: list[Block] = [Fields(rows)]
@@ -91,6 +91,18 @@ def _groups(scene: Scene) -> Section:
     return Section("Groups", blocks)
 
 
+def _version(scene: Scene) -> Fact[str]:
+    """NCCL's version; why there is none where there is no use for it, rather than what a source missed."""
+    part = scene.snapshot.collectives
+    if isinstance(part.nccl_version, Known):
+        return part.nccl_version
+    if scene.snapshot.server.device.or_else("") == "cpu":
+        return unknown("ranks on a CPU do not use NCCL")
+    if part.communicators and all(entry.size_ranks.or_else(2) == 1 for entry in part.communicators):
+        return unknown("a single rank has nobody to talk to")
+    return part.nccl_version
+
+
 def _nccl(scene: Scene) -> Section:
     """What NCCL takes and how its ranks stand, as sentences: nearly every figure is a range with a condition."""
     look = scene.look
@@ -99,7 +111,24 @@ def _nccl(scene: Scene) -> Section:
         return Section(
             "NCCL", [Lines([look.ink("? nothing tells how NCCL is set up; NCCL_DEBUG=INFO does", "unknown")], True, 2)]
         )
-    return Section("NCCL", [Lines([_told(look, line) for line in told], wrapped=True, indent=2)])
+    lines = [_told(look, line) for line in told]
+    return Section("NCCL", [Lines(lines, wrapped=True, indent=2, facts=_nccl_facts(scene))])
+
+
+def _nccl_facts(scene: Scene) -> list[tuple[str, Cell]]:
+    """What the sentences about NCCL stand on."""
+    look, part = scene.look, scene.snapshot.collectives
+    facts = [
+        (f"{scene.rank_name(rank.id)} while groups came up", look.fact(rank.memory.init_distributed_bytes, fmt.size))
+        for rank in scene.snapshot.ranks
+        if isinstance(rank.memory.init_distributed_bytes, Known)
+    ]
+    facts += [
+        (name, Cell(look.ink("as above"), (fact,)))
+        for name, fact in (("NCCL's log", part.nccl_log), ("its RAS service", part.ras))
+        if isinstance(fact, Known)
+    ]
+    return facts
 
 
 def _told(look: Look, line: str) -> Text:

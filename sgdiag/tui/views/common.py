@@ -43,11 +43,11 @@ ROOMY = 30
 """The height, in lines, from which on there is room for more than the essentials, and for blank lines."""
 
 
-def health(look: Look) -> Text:
+def health(look: Look, unknown: str = "health unknown") -> Text:
     """The server's state as sign and word."""
     fact = look.snapshot.server.health
     if isinstance(fact, Unknown):
-        return look.ink("? health unknown", "unknown")
+        return look.ink(f"? {unknown}", "unknown")
     sign, role = HEALTH_SIGNS.get(fact.value, ("?", "unknown"))
     return look.ink(f"{sign} {fact.value}", role)
 

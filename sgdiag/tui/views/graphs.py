@@ -44,9 +44,9 @@ def _now(scene: Scene) -> Section:
     columns = [
         Column("", 4, right=False),
         Column("last decode", 11, right=False),
-        *(Column(f"{fmt.clean(mode, 16)} passes", 12) for mode in modes),
+        *(Column(fmt.clean(mode, 20), 8) for mode in modes),
     ]
-    return Section("Decode", [Table(columns, rows)])
+    return Section("Decode", [Table(columns, rows)], note="passes by mode" if modes else "")
 
 
 def _running(scene: Scene) -> list[Section]:

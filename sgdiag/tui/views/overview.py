@@ -64,8 +64,15 @@ def overview(scene: Scene) -> list[Text]:
     columns = [[make(part) for make in group] for group in groups]
     if across > 1:
         return beside([stack(scene.look, column, part.width) for column in columns], scene.width)
-    lines = stack(scene.look, columns[0], scene.width)
-    return lines if len(lines) <= scene.height else stack(scene.look, columns[0], scene.width, gap=0)
+    gap, lines = 1, stack(scene.look, columns[0], scene.width)
+    if len(lines) > scene.height:
+        gap, lines = 0, stack(scene.look, columns[0], scene.width, gap=0)
+    spare = scene.height - len(lines)
+    if spare > 0 and not _roomy(scene):
+        # What is left goes to further findings.
+        columns[0][groups[0].index(findings)] = findings(part, 1 + spare)
+        lines = stack(scene.look, columns[0], scene.width, gap=gap)
+    return lines
 
 
 def _roomy(scene: Scene) -> bool:
@@ -85,7 +92,7 @@ def server(scene: Scene) -> Section:
     ]
     if _roomy(scene) or look.sources:
         rows += [
-            Row("health", Cell(health(look), (part.health,))),
+            Row("health", Cell(health(look, "unknown"), (part.health,))),
             Row("SGLang", look.fact(part.release)),
             Row("URL", look.fact(part.url)),
             Row("attention", look.fact(part.attention_backend)),
@@ -235,10 +242,11 @@ def speculation(scene: Scene) -> Section:
     return Section("Speculation", blocks, explain=False)
 
 
-def findings(scene: Scene) -> Section:
+def findings(scene: Scene, most: int = 1) -> Section:
+    """``most`` so many that do not pass, the worst first; more where there is height."""
     look = scene.look
     shown = sorted(scene.findings or (), key=lambda finding: SEVERITY.index(finding.verdict))
-    shown = [finding for finding in shown if finding.verdict != "PASS"][: 8 if _roomy(scene) else 1]
+    shown = [finding for finding in shown if finding.verdict != "PASS"][: 8 if _roomy(scene) else most]
     lines = [finding_line(look, finding) for finding in shown]
     return Section("Findings", [Lines(lines)], note=verdicts(scene))
 

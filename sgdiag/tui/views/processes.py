@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
@@ -19,6 +20,9 @@ _TITLES_FROM = 110
 
 _INNERMOST = 3
 """Frames of a main thread that say where it stands."""
+
+_MANY = 4
+"""So many helpers alike stand in one row: torch's compiler starts one for each core."""
 
 
 def processes(scene: Scene) -> list[Text]:
@@ -99,7 +103,11 @@ def branches(entries: tuple[Process, ...]) -> Iterator[tuple[str, str, Process]]
 def _tree(scene: Scene) -> Section:
     look = scene.look
     rows: list[list[Cell]] = []
-    for lead, below, entry in branches(scene.snapshot.processes):
+    for branch in _folded(scene):
+        lead, below, entry = branch[-1]
+        if len(branch) > 1:
+            rows.append(_alike(scene, lead, [entry for _, _, entry in branch]))
+            continue
         rows.append(_process(scene, lead, entry))
         for gpu, held in _held(scene, entry.pid):
             name = look.join(look.ink(below, "rule"), look.ink(f"GPU {gpu.index}"))
@@ -123,6 +131,41 @@ def _tree(scene: Scene) -> Section:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     blocks: list[Block] = [Table(columns, rows, gap=1), Lines(_owners(scene), wrapped=True, indent=2)]
     return Section("Processes", blocks, note=f"{len(scene.snapshot.processes)} known")
+
+
+def _folded(scene: Scene) -> Iterator[list[tuple[str, str, Process]]]:
+    """The tree's rows; many helpers with one title below one process, which hold nothing, stand in one."""
+    entries = scene.snapshot.processes
+    parents = {entry.parent_pid.or_else(None) for entry in entries}
+
+    def kind(branch: tuple[str, str, Process]) -> tuple[object, ...]:
+        entry = branch[2]
+        holds = entry.ports.or_else(()) or any(_held(scene, entry.pid))
+        if entry.role != "other" or entry.pid in parents or holds or scene.look.sources:
+            return (entry.pid,)
+        return entry.parent_pid.or_else(None), entry.title.or_else(""), entry.state.or_else("")
+
+    for _, group in itertools.groupby(branches(entries), kind):
+        alike = list(group)
+        yield from [alike] if len(alike) >= _MANY else ([branch] for branch in alike)
+
+
+def _alike(scene: Scene, lead: str, entries: Sequence[Process]) -> list[Cell]:
+    """One row for all of ``entries``: the sums of what they use, and the most memory that one of them has."""
+    look, first = scene.look, entries[0]
+    cpu = [entry.cpu_ratio.or_else(0.0) for entry in entries]
+    memory = [entry.memory_bytes.value for entry in entries if isinstance(entry.memory_bytes, Known)]
+    return [
+        Cell(look.join(look.ink(lead, "rule"), look.ink(f"{len(entries)} others", "strong"))),
+        look.text("alike", "label"),
+        look.fact(first.state, lambda letter: PROCESS_STATES.get(letter, letter), process_state_role),
+        look.text(f"{100 * sum(cpu):.0f}%"),
+        look.text(str(sum(entry.threads.or_else(0) for entry in entries))),
+        look.text(f"≤{fmt.size(max(memory))}" if memory else "?"),
+        look.text("none"),
+        look.text(""),
+        look.fact(first.title, role="label"),
+    ]
 
 
 def _owners(scene: Scene) -> list[Text]:
@@ -176,6 +219,7 @@ def _gpus(scene: Scene) -> Section:
     rows: list[list[Cell]] = []
     strangers: list[Text] = []
     details: list[Text] = []
+    facts: list[tuple[str, Cell]] = []
     for gpu in part.devices:
         used = combine(
             lambda held, whole: held / whole if whole else 0.0,
@@ -192,10 +236,20 @@ def _gpus(scene: Scene) -> Section:
                 look.text("of", "label"),
                 look.fact(gpu.memory_total_bytes, fmt.size),
                 look.fact(gpu.utilization_ratio, lambda ratio: f"{100 * ratio:.0f}%"),
-                Cell(_link(scene, gpu)),
+                _link(scene, gpu),
             ]
         )
         details += _identity(scene, gpu)
+        facts += [
+            (f"GPU {gpu.index} {name}", Cell(look.ink("as above"), (fact,)))
+            for name, fact in (
+                ("compute", gpu.compute_capability),
+                ("uuid", gpu.uuid),
+                ("P2P", gpu.peers),
+                ("processes", gpu.processes),
+            )
+            if isinstance(fact, Known)
+        ]
         strangers += [
             look.join(
                 look.ink("▲ ", "warn"),
@@ -218,7 +272,9 @@ def _gpus(scene: Scene) -> Section:
     ]
     note = f"driver {part.driver.value}" if isinstance(part.driver, Known) else ""
     return Section(
-        "GPUs", [Table(columns, rows, gap=1), Lines(strangers), Lines(details, wrapped=True, indent=7)], note=note
+        "GPUs",
+        [Table(columns, rows, gap=1), Lines(strangers), Lines(details, wrapped=True, indent=7, facts=facts)],
+        note=note,
     )
 
 
@@ -237,12 +293,13 @@ def _identity(scene: Scene, gpu: Gpu) -> list[Text]:
     return [look.join(look.ink(f"GPU {gpu.index}", "label"), *parts)] if parts else []
 
 
-def _link(scene: Scene, gpu: Gpu) -> Text:
+def _link(scene: Scene, gpu: Gpu) -> Cell:
     """``PCIe 5 x16`` and how many NVLinks are up."""
     look = scene.look
     if isinstance(gpu.nvlinks_up, Known) and gpu.nvlinks_up.value:
-        return look.ink(fmt.plural(gpu.nvlinks_up.value, "NVLink"))
+        return Cell(look.ink(fmt.plural(gpu.nvlinks_up.value, "NVLink")), (gpu.nvlinks_up,))
     generation, lanes = gpu.pcie_generation, gpu.pcie_width_lanes
     if isinstance(generation, Unknown) and isinstance(lanes, Unknown):
-        return look.ink("?", "unknown")
-    return look.join(look.ink("PCIe "), look.fact(generation).text, look.ink(" x"), look.fact(lanes).text)
+        return Cell(look.ink("?", "unknown"), (generation,))
+    link = look.join(look.ink("PCIe "), look.fact(generation).text, look.ink(" x"), look.fact(lanes).text)
+    return Cell(link, (generation if isinstance(generation, Known) else lanes,))

@@ -129,7 +129,8 @@ def _value(batch: Batch) -> tuple[object, ...]:
 def _batch(scene: Scene, name: str, batch: Batch) -> list[Cell]:
     look = scene.look
     return [
-        look.text(name, "label"),
+        # With sources, every line is named by this one.
+        look.text(f"{name} {batch.name}" if look.sources else name, "label"),
         look.text(batch.name),
         look.fact(batch.mode, live=True, brief=True),
         look.fact(batch.requests, fmt.count, live=True, brief=True),

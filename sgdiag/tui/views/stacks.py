@@ -10,6 +10,7 @@ from typing import TypeAlias
 from rich.text import Text
 
 from sgdiag.analysis import format as fmt
+from sgdiag.analysis.frames import fitting
 from sgdiag.analysis.freshness import stale_for_s
 from sgdiag.analysis.hangs import DOING, Ended, Kind, Stance, Verdict, decide, grouped
 from sgdiag.analysis.stillness import STILL_S
@@ -51,8 +52,6 @@ _RESTS = re.compile(
 )
 """Innermost frames of a thread that waits for something to do: Python's own waits, pools of workers, watchdogs."""
 
-
-_FRAME = re.compile(r"(.*) \((.*)\)")
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 _HAS_ENDED = unknown("the process has ended")
@@ -279,7 +278,7 @@ def _strain(scene: Scene, groups: Sequence[_Group]) -> Iterator[Text]:
         if isinstance(swapped, Known) and swapped.value >= SWAPPED_BYTES:
             yield look.join(look.ink(f"{one.name}: "), look.fact(swapped, fmt.size, "warn").text, " of it in swap")
     for programs, names in running.items():
-        yield look.join(look.ink(f"{_listed(names)}: "), "runs ", look.ink(programs))
+        yield look.join(look.ink(f"{_listed(names)}: "), "its child programs: ", look.ink(programs))
 
 
 # Stacks
@@ -326,20 +325,16 @@ def _stack(scene: Scene, group: _Group, most: int) -> list[Text]:
     telling = one.frame if one.activity != "python" else one.stack[0]
     frames = one.stack if scene.frames else one.stack[:most]
     lines = [
-        look.join("  ", look.ink(_fitting(scene, frame), "strong" if frame == telling else "value")) for frame in frames
+        look.join(
+            "  ",
+            look.ink(
+                frame if scene.frames else fitting(frame, scene.width - 2), "strong" if frame == telling else "value"
+            ),
+        )
+        for frame in frames
     ]
     left = len(one.stack) - len(frames)
     return [*lines, look.ink(f"  … {left} more, f shows all", "label")] if left else lines
-
-
-def _fitting(scene: Scene, frame: str) -> str:
-    """``frame`` with the start of its path left out where it is too long, so that the line's number stays."""
-    room, found = scene.width - 2, _FRAME.fullmatch(frame)
-    if scene.frames or len(frame) <= room or found is None:
-        return frame
-    function, path = found[1], found[2]
-    start = path.find("/", len(frame) - room)
-    return f"{function} (…{path[start:]})" if start >= 0 else f"{function} ({path.rpartition('/')[2]})"
 
 
 def _why_no_frames(rank: Rank | None) -> str:
@@ -362,7 +357,8 @@ def _other_threads(scene: Scene, group: _Group) -> list[Text]:
     lines = []
     for (title, frame), names in list(found.items())[:_MOST_THREADS]:
         whose = f" of {_listed(names)}" if len(ranks) > 1 else ""
-        lines.append(look.join("  thread ", look.ink(title), f"{whose}: ", look.ink(frame)))
+        head = look.join("  thread ", look.ink(title), f"{whose}: ")
+        lines.append(look.join(head, look.ink(fitting(frame, max(scene.width - head.cell_len, 20)))))
     left = len(found) - len(lines)
     return [*lines, look.ink(f"  … {fmt.plural(left, 'more thread')}, f shows all", "label")] if left else lines
 
