@@ -22,11 +22,13 @@ def pages() -> dict[str, str]:
 
 def text() -> str:
     """The index as it should be."""
-    told: dict[str, str] = dict(families())
-    for log in sorted(INCIDENTS.glob("*.log")):
+    told: dict[str, set[str]] = {}
+    for log in INCIDENTS.glob("*.log"):
         for finding in explain(incident_of(log.read_bytes())):
-            told.setdefault(finding.id, finding.family)
-    return index(pages(), told)
+            told.setdefault(finding.id, set()).update({finding.family} - {""})
+    # What is found in several families belongs to none.
+    ones = {finding: "".join(names) for finding, names in told.items() if len(names) == 1}
+    return index(pages(), {**ones, **families()})
 
 
 if __name__ == "__main__":

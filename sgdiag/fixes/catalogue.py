@@ -9,7 +9,7 @@ import msgspec
 import msgspec.toml
 
 from sgdiag.fixes.patches import FilePatch, parse
-from sgdiag.model import SgdiagError
+from sgdiag.model import SgdiagError, no_such
 from sgdiag.resources import folder
 
 Sha256: TypeAlias = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
@@ -77,7 +77,7 @@ class Catalogue:
 
     def fix(self, fix_id: str) -> Fix:
         if fix_id not in self.ids():
-            raise SgdiagError(f"there is no fix {fix_id!r}", "sgdiag fixes list")
+            raise no_such("fix", fix_id, self.ids(), "sgdiag fixes list")
         path = self._root / fix_id / "fix.toml"
         try:
             fix = msgspec.toml.decode(path.read_bytes(), type=Fix)

@@ -140,18 +140,21 @@ class Engine:
                     return (
                         f"a change that was cut off has been finished; applied now: {', '.join(applied) or 'nothing'}"
                     )
-        standing, _ = self.standing()
-        if standing == "replaced":
-            lost = ", ".join(self.state().applied)
+        if self.standing()[0] == "replaced":
             self.installation.require_writable()
             with self._writing():
-                self.store.forget()
-            return f"SGLang was installed anew over {lost}, which is no longer applied"
+                # Another sgdiag may have been at work at the first look.
+                if self.standing()[0] == "replaced":
+                    lost = ", ".join(self.state().applied)
+                    self.store.forget()
+                    return f"SGLang was installed anew over {lost}, which is no longer applied"
         return ""
 
     def _applied(self) -> tuple[str, ...]:
         """What a new change builds upon. Raises RefusedError where that is not what the state says."""
         standing, odd = self.standing()
+        if odd or self.store.interrupted:
+            self.store.require_idle()
         if self.store.interrupted or standing == "replaced":
             what = "an earlier change was cut off" if self.store.interrupted else "SGLang was installed anew"
             raise RefusedError(f"{what}, and sgdiag has not taken note", "sgdiag fixes status")

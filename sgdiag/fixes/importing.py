@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from sgdiag.fixes.installation import Installation
+from sgdiag.sources.installed import WITHOUT_CURRENT_FOLDER
 
 TIMEOUT_S = 300.0
 
-_IMPORT = """
-import importlib, importlib.util, os, sys
+_IMPORT = f"""
+{WITHOUT_CURRENT_FOLDER}
+import importlib, importlib.util, os
 root, *names = sys.argv[1:]
 spec = importlib.util.find_spec("sglang")
 if spec is None or not spec.origin or os.path.realpath(os.path.dirname(os.path.dirname(spec.origin))) != root:
@@ -41,7 +43,9 @@ def why_not_importable(installation: Installation, names: Iterable[str]) -> str:
             timeout=TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return f"nothing within {TIMEOUT_S:.0f} s"
+    except OSError as error:
         return str(error)
     if ran.returncode == 0:
         return ""

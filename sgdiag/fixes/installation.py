@@ -8,19 +8,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from sgdiag.model import RefusedError, SgdiagError
-from sgdiag.sources.installed import find_install, install_in
+from sgdiag.sources.installed import WITHOUT_CURRENT_FOLDER, find_install, install_in
 from sgdiag.sources.procfs import ProcFs, parse_environ
 
 PROBE_TIMEOUT_S = 60.0
 
-_PROBE = """
+_PROBE = f"""
+{WITHOUT_CURRENT_FOLDER}
 import importlib.util, json
 spec = importlib.util.find_spec("sglang")
 print(json.dumps(spec.origin if spec else None))
@@ -47,7 +48,7 @@ class Installation(msgspec.Struct, frozen=True):
     def kind(self) -> Kind:
         return "installed" if self.record else "checkout"
 
-    def require_writable(self, files: Iterable[str] = ()) -> None:
+    def require_writable(self, files: Collection[str] = ()) -> None:
         """Raises RefusedError unless this user owns the package and may put ``files`` (paths from the root) there."""
         owner = self.package.stat().st_uid
         if os.geteuid() not in (0, owner):
@@ -64,6 +65,13 @@ class Installation(msgspec.Struct, frozen=True):
                 raise RefusedError(
                     f"{folder} is read-only",
                     "apply the fix where the image is built: sgdiag apply-fix ID --export FOLDER",
+                )
+        for folder in sorted({(self.root / file).parent / "__pycache__" for file in files if file.endswith(".py")}):
+            if folder.is_dir() and not os.access(folder, os.W_OK):
+                raise RefusedError(
+                    f"{folder} belongs to user id {folder.stat().st_uid}: what Python compiled there of the old code "
+                    "could not be removed",
+                    "have it removed, or given to the owner of the package",
                 )
 
 
@@ -143,11 +151,12 @@ def _why(error: Exception) -> str:
 
 
 def program(executable: str) -> str:
-    """Where ``executable`` is; a bare name is looked for on PATH. Raises SgdiagError if it is nowhere."""
+    """The absolute path of ``executable``; a bare name is looked for on PATH. Raises SgdiagError if it is nowhere."""
     found = shutil.which(executable)
     if found is None:
         raise SgdiagError(f"there is no program {executable}", "name the python that runs the server")
-    return found
+    # Links stay as they are: an environment's interpreter is one, and knows its environment by its own path.
+    return str(Path(found).absolute())
 
 
 def of_process(pid: int, proc: ProcFs | None = None) -> Installation:

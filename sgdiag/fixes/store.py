@@ -92,11 +92,12 @@ class Store:
         """Keeps other sgdiags from changing the same package. Raises RefusedError if one does so now."""
         path = self.folder / _LOCK
         try:
-            self.folder.mkdir(exist_ok=True)
-            lock = path.open("wb")
+            with _readable_by_all():
+                self.folder.mkdir(exist_ok=True)
+                lock = path.open("wb")
         except FileNotFoundError as error:
             raise _busy() from error
-        with lock:
+        with lock, _readable_by_all():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The last change removes the lock with the folder: one on a file that is gone keeps nobody out.
@@ -109,6 +110,16 @@ class Store:
                 yield
             finally:
                 self._tidy()
+
+    def require_idle(self) -> None:
+        """Raises RefusedError while another sgdiag changes the package: what it has done so far is no one's fault."""
+        try:
+            with (self.folder / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _busy() from error
+        except FileNotFoundError:
+            return
 
     def content(self, path: str) -> bytes | None:
         """What the file is now; None if it is not there."""
@@ -188,7 +199,10 @@ class Store:
             return
         staged = self.folder / _STAGED / digest
         beside = self.folder / _STAGED / "next"
+        # One that was left behind may have the mode of a file that not even its owner may write to.
+        beside.unlink(missing_ok=True)
         shutil.copyfile(staged, beside)
+        _take_after(beside, target)
         if known is not None:
             beside.chmod(known.mode)
             if digest == known.pristine:
@@ -246,6 +260,27 @@ class Store:
 
 def _busy() -> RefusedError:
     return RefusedError("another sgdiag changes this package now", "wait until it is done")
+
+
+@contextlib.contextmanager
+def _readable_by_all() -> Iterator[None]:
+    """A server may run as another user than the package's owner, whose umask must not shut it out."""
+    before = os.umask(0o022)
+    os.umask(before & 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _take_after(new: Path, old: Path) -> None:
+    """Gives ``new`` the group and the extended attributes (access lists, labels) of the file whose place it takes, as
+    far as this user may; its times stay its own, by which Python tells what was compiled of which."""
+    with contextlib.suppress(OSError):
+        shutil.copystat(old, new)
+    os.utime(new)
+    with contextlib.suppress(OSError):
+        os.chown(new, -1, old.stat().st_gid)
 
 
 def _sync(path: Path) -> None:

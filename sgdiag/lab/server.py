@@ -19,6 +19,7 @@ from sgdiag.lab.client import Client
 from sgdiag.lab.command import Wanted
 from sgdiag.lab.errors import LabError
 from sgdiag.lab.state import Described, Lab, Member, Status
+from sgdiag.model.errors import near
 
 Progress = Callable[[str], None]
 
@@ -108,7 +109,8 @@ def find(name: str | None = None) -> Lab:
     if name is not None:
         known = [lab for lab in known if lab.name == state.valid_name(name)]
         if not known:
-            raise LabError(f"no lab is named {name}; see: sgdiag lab status")
+            others = near(name, [lab.name for lab in labs()])
+            raise LabError(f"no lab is named {name}; {others or 'see: sgdiag lab status'}")
     if not known:
         raise LabError("no lab is running; start one with: sgdiag lab up")
     if len(known) > 1:

@@ -1,11 +1,12 @@
 """What is known: facts with their sources, snapshots made of them, findings drawn from them."""
 
-from sgdiag.model.errors import ExitCode, RefusedError, SgdiagError, SourceError
+from sgdiag.model.errors import ExitCode, RefusedError, SgdiagError, SourceError, near, no_such
 from sgdiag.model.fact import NOT_ASKED, Fact, How, Known, Unknown, combine, unknown
 from sgdiag.model.finding import SEVERITY, Advice, Evidence, Family, Finding, Verdict
 from sgdiag.model.incident import STAGES, Fault, Frame, Incident, Sighting, Spot, Stage
 from sgdiag.model.ranks import RankId, reporting_rank
 from sgdiag.model.snapshot import (
+    NO_BATCH,
     SCHEMA_VERSION,
     Activity,
     AllreduceBench,
@@ -41,10 +42,11 @@ from sgdiag.model.snapshot import (
     Speculation,
     Thread,
 )
-from sgdiag.model.wire import decode_snapshot, encode
+from sgdiag.model.wire import decode_snapshot, encode, writable
 
 __all__ = [
     "NOT_ASKED",
+    "NO_BATCH",
     "SCHEMA_VERSION",
     "SEVERITY",
     "STAGES",
@@ -104,6 +106,9 @@ __all__ = [
     "combine",
     "decode_snapshot",
     "encode",
+    "near",
+    "no_such",
     "reporting_rank",
     "unknown",
+    "writable",
 ]

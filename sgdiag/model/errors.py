@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
+
+MAX_NEAR = 5
+"""How many names are offered for one that does not exist."""
+
+LEAST_PART = 3
+"""How many letters tell a name by a part of its middle."""
 
 
 class ExitCode(enum.IntEnum):
@@ -27,6 +34,24 @@ class SgdiagError(Exception):
 
     def __str__(self) -> str:
         return f"{self.problem} ({self.remedy})" if self.remedy else self.problem
+
+
+def no_such(kind: str, name: str, names: Collection[str], otherwise: str) -> SgdiagError:
+    """The error for a ``name`` that is none of ``names``: with the near ones, or else with what to do."""
+    remedy = near(name, names)
+    return SgdiagError(f"there is no {kind} {name[:60]!r}", remedy or otherwise)
+
+
+def near(name: str, names: Collection[str]) -> str:
+    """``near it: …``: names that begin with ``name``, or else hold it, or else are spelt almost like it; empty where
+    there are none."""
+    import difflib
+
+    wanted = name.lower().replace("_", "-")
+    found = [one for one in names if wanted and one.lower().startswith(wanted)]
+    found = found or [one for one in names if len(wanted) >= LEAST_PART and wanted in one.lower()]
+    found = found or difflib.get_close_matches(wanted, names, MAX_NEAR)
+    return f"near it: {', '.join(found[:MAX_NEAR])}" if found else ""
 
 
 class SourceError(SgdiagError):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from sgdiag.model.fact import NOT_ASKED, Fact
+from sgdiag.model.fact import NOT_ASKED, Fact, Unknown
 from sgdiag.model.ranks import RankId
 
 SCHEMA_VERSION = 1
@@ -133,6 +133,10 @@ class RankMemory(_Part, frozen=True, kw_only=True):
     draft_in_budget: Fact[bool] = NOT_ASKED
     multimodal_reservation_bytes: Fact[int] = NOT_ASKED
     baseline_before_nccl: Fact[bool] = NOT_ASKED
+
+
+NO_BATCH = Unknown("there is no such batch at the moment")
+"""What every fact of a batch says that the scheduler does not have now."""
 
 
 class Batch(_Part, frozen=True, kw_only=True):

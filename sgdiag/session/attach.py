@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sgdiag.model import Fact, Known, RankId, Server, SgdiagError, unknown
+from sgdiag.model import Fact, Known, RankId, Server, SgdiagError, Unknown, unknown
 from sgdiag.releases import loadshm
 from sgdiag.releases.nccl.logs import debug_file
 from sgdiag.releases.versions import at_least
@@ -20,7 +20,7 @@ from sgdiag.session.limits import within
 from sgdiag.session.live import LiveFeed, Place
 from sgdiag.session.poller import Poller
 from sgdiag.session.recording import ReplayFeed, is_recording, read_frame
-from sgdiag.session.target import FileTarget, PidTarget, UrlTarget, parse_target, port_here
+from sgdiag.session.target import FileTarget, PidTarget, UrlTarget, parse_target, port_here, url_here
 from sgdiag.sources.allreduce_store import AllreduceStoreSource
 from sgdiag.sources.base import Source
 from sgdiag.sources.cmdline import read_command_line
@@ -151,7 +151,8 @@ def _require_something(feed: Poller | LiveFeed) -> None:
     reasons = [status.reason for status in statuses if status.state in ("failed", "stale")]
     feed.close()
     raise SgdiagError(
-        reasons[0] if reasons else "no source of facts applies here", "sgdiag doctor says what can be read"
+        reasons[0] if reasons else "no source of facts applies here",
+        "sgdiag doctor says what can be read, sgdiag explain LOG why a server died",
     )
 
 
@@ -183,7 +184,10 @@ def _find(
 
 def _one_of(servers: Sequence[ServerProcesses], choose: Choose | None) -> ServerProcesses:
     if not servers:
-        raise SgdiagError("no SGLang server runs on this host", "name one: sgdiag http://HOST:PORT; or try sgdiag demo")
+        raise SgdiagError(
+            "no SGLang server runs on this host",
+            "name one: sgdiag http://HOST:PORT; sgdiag explain LOG says why one died; or try sgdiag demo",
+        )
     if len(servers) == 1:
         return servers[0]
     lines = [_describe(server) for server in servers]
@@ -198,14 +202,14 @@ def _describe(server: ServerProcesses) -> str:
         return f"pid {server.pids[0]} ({what})"
     told = read_command_line(server.launch).server
     model = "/".join(told.model_path.or_else("").rstrip("/").split("/")[-2:])
-    return f"pid {server.pids[0]} {told.url.or_else('')} {model}".rstrip()
+    return " ".join(filter(None, (f"pid {server.pids[0]}", told.url.or_else(""), model)))
 
 
 def _place(server: ServerProcesses, access: Access) -> Place:
     head = server.members[0].entry.stat
     url = access.url or ""
     if not url and server.launch is not None and _shares_our_network(head.pid):
-        url = read_command_line(server.launch).server.url.or_else("")
+        url = url_here(read_command_line(server.launch).server.url).or_else("")
     return Place(pid=head.pid, start_ticks=head.start_ticks, url=url)
 
 
@@ -255,7 +259,9 @@ def _poller(place: Place, access: Access) -> Poller:
         sources.append(HttpSource(access.transport(place.url), told.release, layout=layout, least_period_s=pace_s))
         sources.append(MetricsSource(access.transport(place.url)))
     else:
-        off |= dict.fromkeys(("http", "metrics"), "its address is not known here; give it with --url")
+        told_url = url_here(told.url)
+        why = told_url.reason if isinstance(told_url, Unknown) else "its address is not known here; give it with --url"
+        off |= dict.fromkeys(("http", "metrics"), why)
     if processes is not None:
         sources += [
             processes,

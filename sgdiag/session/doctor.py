@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sgdiag.analysis.format import plural
-from sgdiag.model import Known, SgdiagError, Snapshot, SourceError, Unknown
+from sgdiag.model import Known, SgdiagError, Snapshot, SourceError, Unknown, writable
 from sgdiag.session.attach import Access
-from sgdiag.session.target import FileTarget, UrlTarget, parse_target, port_here
+from sgdiag.session.target import FileTarget, UrlTarget, parse_target, port_here, url_here
 from sgdiag.sources.base import Source
 from sgdiag.sources.cmdline import read_command_line
 from sgdiag.sources.http import HttpSource
@@ -87,7 +87,7 @@ def examine(target: str | None, access: Access, proc: ProcFs | None = None) -> t
 
 def _row(name: str, check: Callable[[Subject], Row], subject: Subject) -> Row:
     try:
-        return check(subject)
+        return writable(check(subject))
     except SgdiagError as error:
         return Row(name, "no", error.problem, error.remedy)
     except Exception as error:  # one broken check must not hide the others
@@ -126,7 +126,7 @@ def _subject(server: ServerProcesses, access: Access, proc: ProcFs, url: str) ->
         facts = ProcessSource(pid, proc=proc).read()
     except SourceError as ended:
         return Subject(name=f"pid {pid}", access=access, proc=proc, absence=ended, no_url="it has ended")
-    told = facts.server.url
+    told = url_here(facts.server.url)
     no_url = told.reason if isinstance(told, Unknown) else ""
     return Subject(
         name=f"pid {pid}",

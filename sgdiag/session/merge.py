@@ -30,6 +30,7 @@ from sgdiag.model import (
     Speculation,
     Unknown,
 )
+from sgdiag.session.sizes import impossible_sizes
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -56,6 +57,9 @@ _STABLE: dict[type, frozenset[str]] = {
 }
 
 
+_IMPOSSIBLE = Unknown("more ranks than a server can have")
+
+
 class Part(msgspec.Struct, frozen=True):
     """What one source said last. ``fresh``: that reading is recent enough to be believed over an old one."""
 
@@ -70,7 +74,8 @@ def merge(parts: Sequence[Part], *, silence: Mapping[str, Unknown] | None = None
     """
     merger = _Merger(silence or {})
     merged = merger.structs([(part.snapshot, part.fresh) for part in parts] or [(Snapshot(), True)], Snapshot, "")
-    return msgspec.structs.replace(merged, disagreements=tuple(merger.disagreements))
+    server = msgspec.structs.replace(merged.server, **dict.fromkeys(impossible_sizes(merged.server), _IMPOSSIBLE))
+    return msgspec.structs.replace(merged, server=server, disagreements=tuple(merger.disagreements))
 
 
 class _Merger:

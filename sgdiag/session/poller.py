@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from sgdiag.model import Snapshot, SourceError, SourceStatus, Unknown
+from sgdiag.model import Snapshot, SourceError, SourceStatus, Unknown, writable
 from sgdiag.session.merge import Part, merge
 from sgdiag.sources.base import Source
 
@@ -79,7 +79,7 @@ class Poller:
         version = tuple((slots[status.name].readings, status.state) for status in statuses if status.name in slots)
         if self._merged is None or self._merged[0] != version:
             self._merged = (version, _lay_over(slots, statuses))
-        return msgspec.structs.replace(self._merged[1], at=now, target=self.title, sources=tuple(statuses))
+        return writable(msgspec.structs.replace(self._merged[1], at=now, target=self.title, sources=tuple(statuses)))
 
     def close(self) -> None:
         self._stop.set()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from pathlib import Path
 
 import msgspec
-import psutil
+from urllib3.exceptions import LocationParseError
 from urllib3.util import parse_url
 
 from sgdiag.analysis.format import parse_duration
-from sgdiag.model import SgdiagError
+from sgdiag.model import Fact, Known, SgdiagError, unknown
+from sgdiag.sources.this_host import is_this_host
 
 
 class PidTarget(msgspec.Struct, frozen=True):
@@ -33,7 +32,7 @@ def parse_target(text: str) -> PidTarget | UrlTarget | FileTarget:
     """A pid, an address, a file, or a recording at a moment (``FILE@90s``); raises SgdiagError for anything else."""
     if text.isascii() and text.isdigit():
         return PidTarget(int(text))
-    if text.startswith(("http://", "https://")):
+    if text.lower().startswith(("http://", "https://")):
         return UrlTarget(text)
     path = Path(text)
     if path.is_file():
@@ -53,16 +52,17 @@ def parse_target(text: str) -> PidTarget | UrlTarget | FileTarget:
 
 def port_here(url: str) -> int | None:
     """The port of ``url`` if its host is this one, by name or address; None for another host."""
-    parts = parse_url(url)
-    host = (parts.host or "").strip("[]")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    if host in ("localhost", socket.gethostname()):
-        return port
     try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+        parts = parse_url(url)
+    except LocationParseError:
         return None
-    if address.is_loopback:
-        return port
-    own = {item.address.partition("%")[0] for items in psutil.net_if_addrs().values() for item in items}
-    return port if host in own else None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return port if is_this_host((parts.host or "").strip("[]")) else None
+
+
+def url_here(told: Fact[str]) -> Fact[str]:
+    """The address in a server's command line where it is this host's for certain. Any user of the host can write a
+    command line that names another one, and keys are for the server that runs here."""
+    if isinstance(told, Known) and port_here(told.value) is None:
+        return unknown(f"{told.value} is not known to be this host; give it with --url if it is")
+    return told

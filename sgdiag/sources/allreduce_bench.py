@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from sgdiag.analysis.allreduce.measured import Bench, Virtual
 from sgdiag.model import NcclLog, SgdiagError
 from sgdiag.releases.nccl.logs import NcclLogReader
 from sgdiag.resources import folder
+from sgdiag.sources.installed import WITHOUT_CURRENT_FOLDER
 
 RANKS = (8, 6, 4, 2)
 """Numbers of ranks that there are kernels for."""
@@ -28,7 +30,10 @@ _END_S = 10.0
 _MOST_ERRORS = 4000
 _MOST_LOG_LINES = 100_000
 
-_CHECK = "import torch; print('yes' if torch.cuda.is_available() and torch.version.cuda else 'no')"
+_CHECK = (
+    f"{WITHOUT_CURRENT_FOLDER}; import torch; "
+    "print('yes' if torch.cuda.is_available() and torch.version.cuda else 'no')"
+)
 
 
 class _Line(msgspec.Struct):
@@ -84,7 +89,8 @@ def run(
             "NCCL_DEBUG_FILE": f"{place}/nccl.%p",
         }
         common = {"ranks": len(gpus), "rendezvous": f"{place}/rendezvous", **asked}
-        ranks = [_Rank(python, {"rank": rank, **common}, environment, Path(place)) for rank in range(len(gpus))]
+        program = str(Path(shutil.which(python) or python).absolute())
+        ranks = [_Rank(program, {"rank": rank, **common}, environment, Path(place)) for rank in range(len(gpus))]
         try:
             outcome = _watch(ranks, time.monotonic() + limit_s, limit_s, tell)
         finally:
@@ -102,7 +108,13 @@ class _Rank:
         command = [python, "-m", "pcie_allreduce.bench", msgspec.json.encode(asked).decode()]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+                command,
+                env=environment,
+                # Python imports from where it starts, too, and that may be anybody's folder.
+                cwd=place,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
 
     def last_words(self) -> str:

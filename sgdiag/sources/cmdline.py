@@ -14,7 +14,7 @@ from sgdiag.releases.processes import DEFAULT_HOST, DEFAULT_PORT, Launch, local_
 
 SOURCE = "procfs:cmdline"
 MAX_RANKS = 4096
-"""Most ranks that a command line is believed to ask for."""
+"""Most ranks that a server is believed to have."""
 
 ON_ANOTHER_HOST = unknown("on another host")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -13,9 +12,12 @@ from sgdiag.model import SourceError
 
 MAX_SAMPLES = 20_000
 
+MAX_VALUE = 2.0**48
+"""No number of a server's is as large; all samples together still add up to less than 64 bits hold."""
+
 
 class Sample(msgspec.Struct, frozen=True):
-    """One line: a name, its labels, a finite value."""
+    """One line: a name, its labels, a value of at most ``MAX_VALUE`` either way."""
 
     name: str
     labels: Mapping[str, str]
@@ -35,7 +37,7 @@ class SampleReader:
         self._series: dict[bytes, Sample] = {}
 
     def read(self, text: bytes) -> list[Sample]:
-        """All samples but those with NaN or an infinite value.
+        """All samples but those with NaN or a value beyond ``MAX_VALUE``.
 
         Raises SourceError for what is not Prometheus text and for more than ``MAX_SAMPLES`` samples.
         """
@@ -48,7 +50,7 @@ class SampleReader:
         if len(self._series) > 2 * MAX_SAMPLES:
             self._series.clear()
         found = [self._sample(line) for line in lines]
-        return [sample for sample in found if math.isfinite(sample.value)]
+        return [sample for sample in found if abs(sample.value) <= MAX_VALUE]
 
     def _sample(self, line: bytes) -> Sample:
         series, _, value = line.rstrip().rpartition(b" ")
@@ -69,7 +71,7 @@ def _parse(line: bytes) -> tuple[Sample, bool]:
     try:
         (family,) = text_string_to_metric_families(line.decode("utf-8", "replace") + "\n")
         (sample,) = family.samples
-    except (ValueError, LookupError) as error:
+    except (ValueError, LookupError, OverflowError) as error:
         raise _not_prometheus(line) from error
     return Sample(sample.name, sample.labels, sample.value), sample.timestamp is not None
 

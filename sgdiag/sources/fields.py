@@ -49,7 +49,7 @@ class Fields:
 
     def gib(self, name: str) -> Fact[int]:
         """A size in GiB, in bytes."""
-        return self._read(name, _gib)
+        return self._read(name, bytes_of_gib)
 
     def counts(self, name: str) -> Fact[tuple[int, ...]]:
         return self._read(name, _counts)
@@ -86,7 +86,8 @@ def positive(fact: Fact[N], otherwise: str) -> Fact[N]:
     return unknown(otherwise) if isinstance(fact, Known) and fact.value <= 0 else fact
 
 
-def _gib(value: object) -> int | None:
+def bytes_of_gib(value: object) -> int | None:
+    """Bytes; None for anything but a number from 0 to more than any host has."""
     number = _number(value)
     return round(number * GIB) if number is not None and number < 1 << 20 else None
 

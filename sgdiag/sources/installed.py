@@ -12,6 +12,10 @@ from sgdiag.model import Fact, Known, unknown
 from sgdiag.releases.processes import parse_python
 from sgdiag.sources.procfs import ProcFs, parse_mapped_files, text_or_nothing
 
+WITHOUT_CURRENT_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)"
+"""Python code that keeps what follows it from importing what happens to lie where sgdiag was started, and may be
+anybody's."""
+
 _MAX_FOLDERS = 2048
 _VERSION = re.compile(
     r"""^__version__\s*(?::[^=]+)?=\s*(?:version\s*=\s*)?['"]([0-9][0-9A-Za-z.+!-]{0,63})['"]""", re.MULTILINE

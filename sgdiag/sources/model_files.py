@@ -129,6 +129,9 @@ def _weights(folder: Path) -> tuple[Weight, ...]:
 
 def read_header(path: Path) -> list[Weight]:
     """The tensors that one .safetensors file announces. Raises SgdiagError for anything else."""
+    if path.exists() and not path.is_file():
+        # Whoever opens a pipe waits for its writer.
+        raise SgdiagError(f"{path.name} is not a file")
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

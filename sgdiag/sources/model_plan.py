@@ -12,7 +12,7 @@ from sgdiag.analysis.kv.base import Span
 from sgdiag.analysis.kv.cell_size import Cell, cell_of, misfit, stages, state_bytes
 from sgdiag.analysis.kv.plan import Limits, Plan, Stage, Wanted
 from sgdiag.analysis.kv.weights import StageWeights, shares_vocabulary, weights_of
-from sgdiag.model.errors import SgdiagError
+from sgdiag.model.errors import SgdiagError, near
 from sgdiag.model.fact import Fact, Known, unknown
 from sgdiag.model.shape import KvFormat, ModelShape, Parallel, Sizing
 from sgdiag.releases import versions
@@ -185,8 +185,9 @@ def with_flag(flags: Flags, text: str) -> Flags:
     if not equals or not value.strip():
         raise ValueError(f"{text[:60]!r} is not FLAG=VALUE, such as mem-fraction-static=0.9")
     if field not in Flags.__struct_fields__:
-        known = ", ".join(one.replace("_", "-") for one in Flags.__struct_fields__)
-        raise ValueError(f"what --{name.strip()[:40]} would change is not computed; only: {known}")
+        known = [one.replace("_", "-") for one in Flags.__struct_fields__]
+        others = near(name.strip(), known) or f"only: {', '.join(known)}"
+        raise ValueError(f"what --{name.strip()[:40]} would change is not computed; {others}")
     given: Any = value.strip()
     if given.lower() == "none":
         given = Flags.__struct_defaults__[Flags.__struct_fields__.index(field)]

@@ -12,6 +12,7 @@ import msgspec
 from sgdiag.model import Collectives, Known, NcclCommunicator, NcclRank, NcclRas, Snapshot, SourceError, unknown
 from sgdiag.releases.nccl import ras as form
 from sgdiag.sources.procfs import ProcFs
+from sgdiag.sources.this_host import is_this_host
 
 PATIENCE_S = 2.0
 """How long RAS may wait for ranks that do not answer it, before it answers without them."""
@@ -56,6 +57,8 @@ class NcclRasSource:
         if reason := form.off(environment):
             return _without(reason)
         host, port = form.address(environment)
+        if not is_this_host(host):
+            return _without(f"{form.ADDRESS_VARIABLE} names {host}, which is not known to be this host")
         if port not in listening(self._pids(), self._proc):
             return _without(
                 f"none of the server's processes listens on NCCL's RAS port {port}; RAS comes with NCCL 2.24, and with "

@@ -15,7 +15,9 @@ from sgdiag.sources.procfs import ProcFs, Status
 
 CAP_SYS_PTRACE = 1 << 19
 
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a fixed number in every kernel: PROC_PID_INIT_INO
+# Fixed numbers in every kernel: PROC_PID_INIT_INO, PROC_USER_INIT_INO.
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+_INITIAL_USER_NAMESPACE = "user:[4026531837]"
 
 Access: TypeAlias = Literal["inspect", "memory"]
 """``inspect``: environment, maps, open files, links. ``memory``: process_vm_readv and all that attaches."""
@@ -199,7 +201,7 @@ def has_own_pids(proc: ProcFs) -> bool:
 
 
 def hides_processes(proc: ProcFs) -> bool:
-    """Whether the proc file system is mounted so that other users' processes are invisible."""
+    """Whether the proc file system is mounted so that other users' processes are invisible to this one."""
     try:
         mounts = proc.text(os.getpid(), "mounts", 1 << 20)
     except OSError:
@@ -207,8 +209,17 @@ def hides_processes(proc: ProcFs) -> bool:
     for line in mounts.split("\n"):
         fields = line.split()
         if len(fields) >= 4 and fields[1] == str(proc.root) and fields[2] == "proc":
-            return any(option in fields[3].split(",") for option in _HIDING)
+            return any(option in fields[3].split(",") for option in _HIDING) and not _may_look_everywhere(proc)
     return False
+
+
+def _may_look_everywhere(proc: ProcFs) -> bool:
+    me = _status(proc, os.getpid())
+    try:
+        whole_host = proc.link(os.getpid(), "ns/user") == _INITIAL_USER_NAMESPACE
+    except OSError:
+        return False
+    return whole_host and me is not None and bool(me.cap_effective & CAP_SYS_PTRACE)
 
 
 _HIDING = ("hidepid=1", "hidepid=2", "hidepid=4", "hidepid=noaccess", "hidepid=invisible", "hidepid=ptraceable")

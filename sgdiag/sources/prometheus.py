@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +24,10 @@ from sgdiag.model import (
     Speculation,
     unknown,
 )
-from sgdiag.model.units import GIB
 from sgdiag.releases import metrics as names
 from sgdiag.releases.endpoints import GRAPH_SETS
-from sgdiag.sources.exposition import Sample, SampleReader
+from sgdiag.sources.exposition import MAX_VALUE, Sample, SampleReader
+from sgdiag.sources.fields import bytes_of_gib
 from sgdiag.sources.histograms import Totals, Window, difference, exceeds, percentiles
 from sgdiag.sources.transport import Transport
 
@@ -105,7 +106,7 @@ class Reading:
             labels = sample.labels
             self.model_name = self.model_name or labels.get("model_name", "")
             if sample.name.endswith("_bucket"):
-                bound = _number(labels.get("le", ""))
+                bound = _bound(labels.get("le", ""))
                 if bound is not None:
                     histograms[sample.name.removesuffix("_bucket")][bound] += sample.value
             elif sample.name in (names.TOKENS, names.GRAPH_PASSES):
@@ -152,7 +153,8 @@ class Reading:
             if not isinstance(facts[part].get(field), Known):
                 facts[part][field] = self._gauge(gauge, gauges)
         memory = facts["memory"]
-        phases = {phase: round(size * GIB) for phase, size in self.phases.get(rank, {}).items() if size >= 0}
+        told = {phase: bytes_of_gib(size) for phase, size in self.phases.get(rank, {}).items()}
+        phases = {phase: size for phase, size in told.items() if size is not None}
         memory["graphs_by_phase_bytes"] = memory["graphs_bytes"] = unknown("not exported before 0.5.18")
         if phases:
             memory["graphs_by_phase_bytes"] = self._known(phases, names.GRAPH_MEMORY)
@@ -184,8 +186,8 @@ class Reading:
             return unknown(f"{gauge.name} is negative")
         if value == 0 and gauge.zero_is_none:
             return unknown(gauge.zero_is_none)
-        scale = GIB if gauge.unit == "gib" else 1
-        return self._known(value if gauge.unit == "number" else round(value * scale), gauge.name)
+        number = value if gauge.unit == "number" else bytes_of_gib(value) if gauge.unit == "gib" else round(value)
+        return unknown(f"{gauge.name} makes no sense") if number is None else self._known(number, gauge.name)
 
     def _passes(self, rank: RankId) -> Fact[dict[str, int]]:
         passes = {
@@ -274,8 +276,10 @@ def _index(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
 
 
-def _number(text: str) -> float | None:
+def _bound(text: str) -> float | None:
+    """An upper bound of a bucket."""
     try:
-        return float(text)
+        bound = float(text)
     except ValueError:
         return None
+    return bound if abs(bound) <= MAX_VALUE or bound == math.inf else None

@@ -198,12 +198,22 @@ def _parse(base_url: str) -> tuple[str, str, int, str, bool]:
         raise SourceError(f"not a URL: {shown}", remedy) from error
     if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
         raise SourceError(f"not the address of a server: {shown}", remedy)
+    if parts.port == 0 or not _can_be_looked_up(parts.host):
+        raise SourceError(f"not the address of a server: {shown}", remedy)
     if parts.auth:
         raise SourceError("the address holds a password", f"{remedy}, and the server's key as an option")
     tls = parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
     prefix = (parts.path or "").rstrip("/")
     return f"{parts.scheme}://{parts.host}:{port}{prefix}", parts.host.strip("[]"), port, prefix, tls
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _headers(credentials: Credentials) -> Mapping[str, str]:
@@ -274,5 +284,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _last_words(error: BaseException) -> str:
-    words = str(error.args[-1] if error.args else error) or type(error).__name__
+    """What the system said, where it said something, or else the library."""
+    told = (cause.strerror for cause in _causes(error) if isinstance(cause, OSError) and cause.errno)
+    words = next(filter(None, told), "") or str(error.args[-1] if error.args else error) or type(error).__name__
     return " ".join(words.split())[:200]

@@ -170,7 +170,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str, found: tuple[Row, ...] = R
 def test_plain_lines_without_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = run(monkeypatch)
     assert code == 0
-    assert text == "pid 7\n  yes      processes: 1 launcher\n  no       HTTP: nothing listens -> start it\n"
+    assert text == "pid 7\n  yes      processes: 1 launcher\n  no       HTTP: nothing listens → start it\n"
 
 
 def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,15 +188,10 @@ def test_exit_status_2_if_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -
     assert code == 2
 
 
-def test_a_table_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from sgdiag.cli.doctor import _print_table
-
-    monkeypatch.setenv("COLUMNS", "80")
-    _print_table(Examination("pid 7", ROWS))
-    text = capsys.readouterr().out
-    assert "processes" in text
-    assert "start it" in text
-    assert "\x1b[31mlistens" not in text
+def test_lines_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _, text = run(monkeypatch)
+    assert text.splitlines()[2:] == ["  no       HTTP: nothing listens → start", "           it"]
 
 
 def test_the_command_is_cheap_to_import() -> None:

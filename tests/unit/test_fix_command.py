@@ -133,7 +133,7 @@ def test_from_the_list_to_the_revert(run: Run, site: Path) -> None:
 
     applied = run("apply-fix", "good", "--sglang", site)
     assert (applied.code, applied.err) == (0, "")
-    assert "verify: sgdiag verify-fix good" in applied.out
+    assert "verify:    sgdiag verify-fix good" in applied.out
     assert (site / "sglang/gamma.py").read_bytes() == b"value = 3\nother = 2\n"
     assert "applied: good" in run("fixes", "status", "--sglang", site).out
     refused(run("apply-fix", "good", "--sglang", site), 3, "good is applied already")
@@ -232,7 +232,7 @@ def test_the_release_of_the_export_is_that_at_hand_unless_it_is_named(run: Run, 
         (["apply-fix", "good", "--release", RELEASE, "--sglang", "SITE"], "--release goes with --export"),
         (["apply-fix", "good", "--export", "OUT", "--dry-run", "--sglang", "SITE"], "leave --dry-run out"),
         (["apply-fix", "good"], "this Python has no SGLang"),
-        (["revert-fix", "nothing", "--sglang", "SITE"], "nothing is not applied"),
+        (["revert-fix", "nothing", "--sglang", "SITE"], "there is no fix 'nothing'"),
         (["verify-fix", "nothing", "--sglang", "SITE"], "there is no fix 'nothing'"),
         (["fixes", "show", "nothing"], "there is no fix 'nothing'"),
         (["fixes", "status", "--sglang", "/nowhere"], "holds no SGLang package"),

@@ -239,6 +239,29 @@ def test_a_refused_change_does_not_touch_what_the_other_one_has_prepared(site: P
         assert prepared.read_bytes() == b"prepared"
 
 
+def test_what_another_one_is_in_the_middle_of_is_not_taken_for_a_change_by_hand(site: Path, fixes: Catalogue) -> None:
+    apply(site, fixes, "first")
+    one = engine(site, fixes)
+    with one.store.locked():
+        (site / "sglang/alpha.py").write_bytes(ALPHA)
+        with pytest.raises(RefusedError, match="another sgdiag"):
+            engine(site, fixes).plan_revert("first")
+    with pytest.raises(RefusedError, match="neither as released"):
+        engine(site, fixes).plan_revert("first")
+
+
+def test_a_package_that_only_seemed_to_be_replaced_keeps_its_state(
+    site: Path, fixes: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that another sgdiag is writing look replaced until it is done."""
+    apply(site, fixes, "first")
+    one = engine(site, fixes)
+    looks = iter([("replaced", ()), one.standing()])
+    monkeypatch.setattr(one, "standing", lambda: next(looks))
+    assert one.recover() == ""
+    assert engine(site, fixes).state().applied == ("first",)
+
+
 def test_a_plan_for_another_state_is_refused(site: Path, fixes: Catalogue, tmp_path: Path) -> None:
     tree = checkout(site, tmp_path / "repo")
     one = engine(tree, fixes)

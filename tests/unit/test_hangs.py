@@ -327,6 +327,167 @@ def test_a_thread_that_computes_is_less_of_a_proof_than_one_that_sleeps() -> Non
     assert computes.confidence < 0.8 <= asleep.confidence
 
 
+def suspect(**change: Any) -> Stance:
+    """One that stands still in Python on a server without a GPU, asleep."""
+    return hangs("TP1", **change)
+
+
+@pytest.mark.parametrize(
+    ("others", "one", "confidence"),
+    [
+        # Alone; while all others wait; while some do.
+        ((), suspect(), 0.8),
+        (("waits",), suspect(), 0.9),
+        (("waits", "moves"), suspect(), 0.8),
+        (("waits",), suspect(still_s=LONG_S), 0.95),
+        # What only has a GPU to explain it.
+        (("waits",), suspect(on_gpu=True), 0.75),
+        (("waits",), suspect(on_gpu=True, gpu_ratio=0.1), 0.9),
+        (("waits",), suspect(on_gpu=True, gpu_ratio=0.11), 0.65),
+        (("waits",), suspect(on_gpu=True, disk="a disk"), 0.9),
+        # A thread that runs may be on its way, unless it has been there for long.
+        (("waits",), suspect(cpu_ratio=0.5), 0.8),
+        (("waits",), suspect(cpu_ratio=0.5, still_s=LONG_S), 0.95),
+        (("waits",), suspect(cpu_ratio=0.5, still_s=0.0, no_step_s=LONG_S), 0.7),
+        (("waits",), stance("TP1", disk="a disk", activity="unknown"), 0.7),
+        (("waits",), stance("TP1", ended="gone"), 0.95),
+        (("waits",), stance("TP1", activity="compiling", still_s=5.0), 0.9),
+    ],
+)
+def test_how_sure_it_is_that_one_is_to_blame(others: tuple[str, ...], one: Stance, confidence: float) -> None:
+    kinds = {"waits": waits("TP0"), "moves": stance("TP2", activity="idle", still_s=0.0, no_step_s=0.0)}
+    told = decide([*(kinds[name] for name in others), one])
+    assert (told.suspects, told.confidence) == (("TP1",), confidence)
+
+
+def test_a_loop_beside_a_build_is_more_than_a_build() -> None:
+    builds = stance("TP0", activity="compiling", still_s=0.0)
+    loops = stance("TP1", activity="python", still_s=0.0, no_step_s=LONG_S)
+    assert decide([builds, waits("TP2")]).kind == "busy"
+    told = decide([builds, loops, waits("TP2")])
+    assert (told.kind, told.suspects) == ("stuck", ("TP0", "TP1"))
+    assert told.sentence.startswith("TP0 is compiling a kernel; TP1 is running Python without a step forward for 20 s")
+
+
+def test_many_suspects_are_less_of_a_proof() -> None:
+    def sure(suspects: int, victims: int) -> float:
+        ranks = [waits(f"TP{tp}") for tp in range(victims)]
+        return decide([*ranks, *(hangs(f"TP{9 - tp}") for tp in range(suspects))]).confidence
+
+    assert sure(1, 1) == 0.9
+    assert sure(2, 2) == 0.9
+    assert sure(2, 1) == 0.7
+    assert decide([hangs("TP0", on_gpu=False, cpu_ratio=1.0), hangs("TP1", cpu_ratio=1.0)]).confidence == 0.5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "serving", "kind", "confidence"),
+    [
+        ([stance("TP0", no_step_s=0.0), stance("TP1", no_step_s=2.9)], True, "moving", 0.95),
+        (
+            [stance("TP0", activity="python", no_step_s=0.0), stance("TP1", activity="python", no_step_s=3.0)],
+            True,
+            "moving",
+            0.8,
+        ),
+        ([stance("TP0", activity="python", no_step_s=3.0)], True, "cannot-tell", 0.0),
+        ([stance("TP0", activity="idle", requests=0)], True, "idle", 0.9),
+        ([stance("TP0", activity="idle", requests=None)], True, "idle", 0.7),
+        ([stance("TP0", activity="idle", requests=0)], False, "idle", 0.7),
+        ([stance("TP0", activity="idle", requests=0), waits("TP1", requests=0)], False, "idle", 0.7),
+        ([waits("TP0", requests=0)], False, "all-wait", 0.6),
+        ([waits("TP0", requests=0)], None, "idle", 0.9),
+        ([waits("TP0"), waits("TP1")], True, "all-wait", 0.5),
+        ([waits("TP0"), waits("TP1"), waits("TP2", stack=BROADCAST)], True, "all-wait", 0.6),
+        ([waits("TP0"), waits("TP1", stack=BROADCAST)], True, "all-wait", 0.5),
+        (
+            [waits("TP0", gpu_ratio=0.9), waits("TP1", gpu_ratio=0.1), waits("TP2", gpu_ratio=1.0)],
+            True,
+            "all-wait",
+            0.7,
+        ),
+        ([waits("TP0", gpu_ratio=0.9), waits("TP1", gpu_ratio=0.1)], True, "all-wait", 0.5),
+    ],
+)
+def test_what_is_said_where_nobody_is_found_out(
+    ranks: list[Stance], serving: bool | None, kind: str, confidence: float
+) -> None:
+    told = decide(ranks, serving=serving)
+    assert (told.kind, told.confidence) == (kind, confidence)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sentence"),
+    [
+        (
+            [stance("TP0", ended="stopped", pid=7, frame="f (a.py:1)")],
+            "TP0 (pid 7) is stopped by a signal, it stands in f (a.py:1)",
+        ),
+        ([stance("TP0", ended="stopped", pid=7)], "TP0 (pid 7) is stopped by a signal"),
+        ([stance("TP0", ended="traced", pid=7)], "TP0 (pid 7) is held by a debugger"),
+        (
+            [stance("TP0", ended="traced", pid=7, frame="f (a.py:1)")],
+            "TP0 (pid 7) is held by a debugger, it stands in f (a.py:1)",
+        ),
+        ([stance("TP0", ended="zombie", pid=7)], "TP0 has ended and nobody collected it (zombie, pid 7)"),
+        ([stance("TP0", ended="zombie", pid=0)], "TP0 has ended and nobody collected it (zombie)"),
+        ([stance("TP0", ended="gone", pid=7)], "TP0 has ended (pid 7)"),
+        ([stance("TP0", ended="gone", pid=0)], "TP0 has ended"),
+        ([stance("TP0", disk="a disk", still_s=4.0, activity="unknown")], "TP0 waits for a disk, unmoved for 4 s"),
+        ([stance("TP0", disk="a disk", activity="unknown")], "TP0 waits for a disk"),
+        ([hangs("TP0", cpu_ratio=0.5)], "TP0 is stuck in _hang (x.py:1), unmoved for 5 s"),
+        ([hangs("TP0", frame="")], "TP0 is stuck, unmoved for 5 s, using no processor time"),
+        ([stance("TP0", activity="loading", still_s=5.0)], "TP0 is loading weights, unmoved for 5 s"),
+        (
+            [
+                stance("TP0", activity="loading", frame="f (a.py:1)", no_step_s=5.0),
+                waits("TP1"),
+                waits("TP2", frame="g (b.py:1)"),
+            ],
+            "TP0 is loading weights (f (a.py:1)); TP1, TP2 wait for it in 2 places",
+        ),
+        (
+            [stance("TP0", ended="gone", pid=0), stance("TP1", ended="gone", pid=0), waits("TP2")],
+            f"TP0 has ended; TP1 has ended; TP2 waits for them in {REDUCE[0]}",
+        ),
+        ([waits("TP0", 30.0)], f"TP0 is waiting in a collective ({REDUCE[0]}), unmoved for 30 s"),
+        (
+            [waits("TP0", 30.0, gpu_ratio=0.9)],
+            f"TP0 is waiting in a collective ({REDUCE[0]}), unmoved for 30 s, which runs a kernel that does not end",
+        ),
+        (
+            [waits("TP0", 30.0, gpu_ratio=0.1)],
+            f"TP0 is waiting in a collective ({REDUCE[0]}), unmoved for 30 s, which is at rest",
+        ),
+        ([waits("TP0", 30.0, gpu_ratio=0.5)], f"TP0 is waiting in a collective ({REDUCE[0]}), unmoved for 30 s"),
+        (
+            [waits("TP0", 30.0), waits("TP1", 25.0)],
+            f"all ranks wait, unmoved for 25 s, and none stands out: TP0, TP1 are waiting in a collective "
+            f"({REDUCE[0]})",
+        ),
+        (
+            [waits("TP0", 30.0), waits("TP1", 25.0), waits("TP2", 26.0, stack=BROADCAST, frame=BROADCAST[0])],
+            f"all ranks wait, unmoved for 25 s, but TP2 is waiting in a collective ({BROADCAST[0]}), TP0, TP1 "
+            f"are waiting "
+            f"in a collective ({REDUCE[0]})",
+        ),
+    ],
+)
+def test_the_sentence_names_who_where_and_for_how_long(ranks: list[Stance], sentence: str) -> None:
+    assert decide(ranks, serving=False).sentence == sentence
+
+
+@pytest.mark.parametrize(("ratio", "kind"), [(0.0099, "stuck"), (0.01, "idle")])
+def test_a_thread_that_did_not_run_does_not_spin(ratio: float, kind: str) -> None:
+    assert decide([hangs("TP0", cpu_ratio=ratio, requests=0)], serving=True).kind == kind
+
+
+def test_many_names_are_cut() -> None:
+    ranks = [waits(f"TP{tp}", 30.0) for tp in range(9)]
+    assert "TP0, TP1, TP2, TP3, TP4, TP5, TP6 and 2 more are waiting" in decide(ranks).sentence
+    assert "TP6, TP7 are waiting" in decide(ranks[:8]).sentence
+
+
 def test_a_moment_in_the_kernel_is_no_hang() -> None:
     moment = stance("TP1", disk="a disk", cpu_ratio=0.4)
     assert decide([moment]).kind == "cannot-tell"

@@ -8,6 +8,7 @@ import pytest
 
 from sgdiag.rules.postmortem import explain, finding_ids
 from sgdiag.sources.postmortem import read
+from tests.incident_answers import answer, approved
 
 INCIDENTS = Path(__file__).parent.parent / "data" / "incidents"
 LOGS = sorted(INCIDENTS.glob("*.log"))
@@ -21,6 +22,12 @@ def test_the_first_finding(log: Path) -> None:
         assert [finding.id for finding in findings if finding.verdict == "FAIL"] == []
     else:
         assert findings[0].id == expected
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_what_is_said_of_a_log_is_what_was_read_and_approved(log: Path) -> None:
+    """After a change on purpose: ``python -m tests.incident_answers``, and read the difference."""
+    assert answer(log) == approved()[log.stem]
 
 
 def test_every_finding_about_a_log_has_a_log() -> None:

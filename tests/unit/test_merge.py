@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from sgdiag.model import (
     NOT_ASKED,
     Disagreement,
@@ -11,10 +16,12 @@ from sgdiag.model import (
     Rank,
     RankId,
     Server,
+    SgdiagError,
     Snapshot,
     unknown,
 )
 from sgdiag.session.merge import Part, merge
+from sgdiag.session.recording import Recorder, read_frames
 
 
 def kv(capacity: int, source: str) -> Snapshot:
@@ -112,3 +119,32 @@ def test_a_value_that_is_seldom_read_does_not_hide_a_newer_one_of_another_fresh_
     # A few seconds are no reason to hop from source to source.
     just_before = accept(1.6, "object:Scheduler.stats", 124.0)
     assert merge([just_before, log]).ranks[0].accept_length_tokens.or_else(0.0) == 1.6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "unknown_then"),
+    [
+        ({"tp_size": 8, "pp_size": 4, "dp_size": 8, "nnodes": 4}, set()),
+        ({"pp_size": 99_999_999}, {"tp_size", "pp_size"}),
+        ({"tp_size": 4096, "pp_size": 2}, {"tp_size", "pp_size"}),
+        ({"dp_size": 2**62, "ep_size": 4097, "nnodes": 4097}, {"dp_size", "ep_size", "nnodes"}),
+    ],
+)
+def test_sizes_that_no_server_has_are_not_believed(
+    sizes: dict[str, int], unknown_then: set[str], tmp_path: Path
+) -> None:
+    """Whoever lays out ranks one by one would never come to an end; command lines and answers can claim anything."""
+    told: dict[str, Any] = {name: Known(size, "procfs:cmdline") for name, size in sizes.items()}
+    said = Snapshot(at=1.0, server=Server(**told))
+    server = merge([Part(said)]).server
+    doubted = {name for name in sizes | dict.fromkeys(unknown_then) if "more ranks" in str(getattr(server, name))}
+    assert doubted == unknown_then
+    assert all(getattr(server, name).or_else(0) == size for name, size in sizes.items() if name not in unknown_then)
+    path = tmp_path / "x.sgdiag"
+    with Recorder(path) as recorder:
+        recorder.write(said)
+    if unknown_then:
+        with pytest.raises(SgdiagError, match="damaged"):
+            list(read_frames(path))
+    else:
+        assert list(read_frames(path)) == [said]

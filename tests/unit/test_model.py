@@ -64,6 +64,16 @@ def test_a_snapshot_survives_json_without_loss(snapshot: Snapshot) -> None:
     assert decode_snapshot(encode(snapshot)) == snapshot
 
 
+def test_json_sends_nothing_to_a_terminal_that_it_acts_upon() -> None:
+    """JSON may hold all but the first 32 characters as they are; a terminal takes U+009B for the start of a command."""
+    evil = "\x1b[31m \x7f \x9b31m \u202e \u2066 \u200b \ufeff µ é 漢 😀 \\u009b"
+    snapshot = Snapshot(target=evil)
+    data = encode(snapshot)
+    assert all(char.isprintable() for char in data.decode())
+    assert "µ é 漢 😀" in data.decode()
+    assert decode_snapshot(data) == snapshot
+
+
 def test_the_schema_version_is_always_written() -> None:
     assert b'"schema":1' in encode(Snapshot())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,9 @@ def test_a_tensor_that_cannot_be_is_refused(tmp_path: Path, entry: object) -> No
     path.write_bytes(len(data).to_bytes(8, "little") + data)
     with pytest.raises(SgdiagError, match="no readable header"):
         read_header(path)
+
+
+def test_a_pipe_among_the_weights_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert read_model(tmp_path).no_weights == "model.safetensors is not a file"

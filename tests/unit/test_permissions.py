@@ -170,6 +170,22 @@ def test_how_proc_is_mounted(tmp_path: Path, options: str, hides: bool) -> None:
     assert hides_processes(tree.proc) is hides
 
 
+@pytest.mark.parametrize(
+    ("namespace", "capabilities", "hides"),
+    [("user:[4026531837]", 1 << 19, False), ("user:[4026531837]", 0, True), ("user:[4026532999]", 1 << 19, True)],
+)
+def test_root_sees_what_proc_hides_from_others(tmp_path: Path, namespace: str, capabilities: int, hides: bool) -> None:
+    tree = Tree(tmp_path)
+    tree.add(os.getpid(), ("sgdiag",))
+    me = tmp_path / str(os.getpid())
+    (me / "mounts").write_text(f"proc {tmp_path} proc rw,hidepid=invisible 0 0\n")
+    (me / "ns" / "user").unlink()
+    (me / "ns" / "user").symlink_to(namespace)
+    status = (me / "status").read_text()
+    (me / "status").write_text(status.replace("CapEff:\t0000000000000000", f"CapEff:\t{capabilities:016x}"))
+    assert hides_processes(tree.proc) is hides
+
+
 def test_a_pid_namespace_of_our_own_counts_as_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda _: False)
     tree = Tree(tmp_path)

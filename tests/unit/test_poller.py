@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sgdiag.model import Known, Rank, RankId, Server, Snapshot, SourceError, SourceStatus
+from sgdiag.model import Known, Log, Rank, RankId, Server, Snapshot, SourceError, SourceStatus, decode_snapshot, encode
 from sgdiag.session.poller import Poller
 
 
@@ -142,3 +142,20 @@ def test_closing_closes_the_sources_and_ends_their_threads() -> None:
     poller.close()
     assert source.closed
     until(lambda: not any(thread.name == "read-a" for thread in threading.enumerate()))
+
+
+def test_names_that_are_no_text_can_be_written_down() -> None:
+    """A file's name may hold any bytes, as may a reason that quotes it."""
+
+    def fail() -> Snapshot:
+        raise SourceError("\udcff.sock is not there")
+
+    named = Snapshot(log=Log(path=Known("/logs/\udcff.log", "log")))
+    poller = Poller("\udcff.log", [Scripted("log", lambda: named), Scripted("http", fail)], off={"shm": "\udcfe"})
+    poller.start()
+    until(lambda: state(poller, "log").state == "ok" and bool(state(poller, "http").reason))
+    snapshot = poller.latest()
+    poller.close()
+    assert decode_snapshot(encode(snapshot)) == snapshot
+    assert (snapshot.target, snapshot.log.path) == ("?.log", Known("/logs/?.log", "log"))
+    assert [status.reason for status in snapshot.sources] == ["", "?.sock is not there", "?"]

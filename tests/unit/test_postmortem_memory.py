@@ -330,3 +330,28 @@ def test_a_negative_size_counts_in_a_pool_only() -> None:
     error = "RuntimeError: Trying to create tensor with negative dimension -64: [-64, 8]\n"
     assert of("kv-pool-no-room--negative").family == "kv-pool-no-room"
     assert first(f"[2026-02-03 09:14:02 TP0] Scheduler hit an exception: {error}").family != "kv-pool-no-room"
+
+
+@pytest.mark.parametrize(
+    ("row", "pid"),
+    [
+        ("|    0   N/A  N/A     90211      C   sglang::scheduler_TP0      70112MiB |", 90211),
+        ("|    0    1    0      90212    C+G   sglang::scheduler_TP0      70112MiB |", 90212),
+        ("|    7     90213      C   sglang::scheduler_TP7      70112MiB |", 90213),
+        ("90214 C sglang::detokenizer 612 MiB", 90214),
+    ],
+)
+def test_the_pid_in_a_row_of_nvidia_smi_is_not_the_number_of_the_gpu(row: str, pid: int) -> None:
+    assert f"ps -fp {pid}" in commands(first(row))
+
+
+@pytest.mark.parametrize(("quantization", "first_words"), [("fp8", "--quantization fp8"), ("w8a8_int8", "spread")])
+def test_only_some_quantization_is_done_while_weights_load(quantization: str, first_words: str) -> None:
+    finding = first(
+        f"server_args=ServerArgs(model_path='/m', quantization='{quantization}', tp_size=1)\n"
+        "Load weight begin. avail mem=20.00 GB\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+    )
+    assert finding.id == "weights-out-of-memory"
+    assert finding.advice[0].action.startswith(first_words)
+    assert sum("quantized already" in advice.action for advice in finding.advice) == 1

@@ -70,6 +70,11 @@ def test_words_give_way_to_what_the_software_itself_printed() -> None:
     assert finding.family == "kv-pool-no-room"
 
 
+def test_a_line_of_the_software_itself_is_nobody_s_account() -> None:
+    line = "node7:4411:4502 [1] shm.cc:9 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-9"
+    assert [one.id for one in explain(incident_of(line.encode()))] == ["nccl-shared-memory"]
+
+
 def test_words_do_not_speak_where_a_server_logged_its_start() -> None:
     findings = explain(
         incident_of(

@@ -4,13 +4,14 @@ import math
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.model import Fact, Known, Rank, RankId, Snapshot, SourceError, Unknown
+from sgdiag.model import Fact, Known, Rank, RankId, Snapshot, SourceError, Unknown, encode
 from sgdiag.releases import metrics as names
-from sgdiag.sources.exposition import MAX_SAMPLES, Sample, SampleReader
+from sgdiag.sources.exposition import MAX_SAMPLES, MAX_VALUE, Sample, SampleReader
 from sgdiag.sources.histograms import Totals, Window, difference, exceeds, percentiles, quantile
 from sgdiag.sources.prometheus import MetricsSource
 from sgdiag.sources.transport import Transport
@@ -141,6 +142,30 @@ def test_nan_and_nonsense_values_are_not_known(scraped: Scraped) -> None:
     assert isinstance(rank.running_requests, Unknown)
     assert isinstance(rank.waiting_requests, Unknown)
     assert "negative" in reason(rank.kv.usage_ratio)
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "3e14", "9" * 400])
+def test_numbers_beyond_any_servers_make_nothing_infinite(scraped: Scraped, value: str) -> None:
+    """What adds up to infinity, or to more than 64 bits, could not be shown or written down."""
+    series = "".join(
+        gauge(name, value, f'{LABELS},mode="decode",phase="decode",priority="{number}"')
+        for name in sorted({name.removeprefix("sglang:") for name in names.WANTED})
+        for number in ("", "1")
+    )
+    buckets = "".join(
+        f'sglang:time_to_first_token_seconds_bucket{{le="{bound}"}} {count}\n'
+        for bound, count in ((value, 5), ("nan", 7), ("+Inf", 9))
+    )
+    scraped.read(gauge("num_running_reqs", 0))
+    snapshot = scraped.read(series + buckets, after_s=60.0)
+    assert msgspec.json.decode(encode(snapshot), type=Snapshot) == snapshot
+    latency = snapshot.latency.time_to_first_token
+    assert isinstance(latency, Unknown) or latency.value.p99_s < MAX_VALUE
+
+
+def test_a_time_stamp_beyond_measure_is_one_line(scraped: Scraped) -> None:
+    with pytest.raises(SourceError, match="not Prometheus text"):
+        scraped.read(gauge("num_running_reqs", f"1 {'9' * 400}"))
 
 
 def test_control_characters_in_labels_are_data(scraped: Scraped) -> None:
@@ -299,7 +324,7 @@ def test_any_label_survives(labels: dict[str, str], value: float) -> None:
     inside = ",".join(f'{name}="{text}"' for name, text in zip(labels, escaped, strict=True))
     line = f"sglang:token_usage{{{inside}}} {value!r}\n".encode()
     reader = SampleReader(names.WANTED)
-    expected = [Sample("sglang:token_usage", labels, value)] if math.isfinite(value) else []
+    expected = [Sample("sglang:token_usage", labels, value)] if abs(value) <= MAX_VALUE else []
     assert reader.read(line) == expected
     assert reader.read(b"# HELP x\nother 1\n" + line) == expected
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import random
@@ -209,7 +210,31 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     assert list(read_frames(path)) == frames
 
 
+def test_a_disk_that_is_full_from_the_beginning_promises_no_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path / "a.sgdiag")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(recorder, "_write", full)
+    with pytest.raises(SgdiagError) as failed:
+        recorder.write(frame(0))
+    assert failed.value.remedy == ""
+    recorder.close()
+    assert not list(tmp_path.iterdir())
+
+
 # Other files
+
+
+def test_a_title_that_is_no_text_is_written(tmp_path: Path) -> None:
+    """It may be the name of a file, which may hold any bytes."""
+    path = tmp_path / "x.sgdiag"
+    with Recorder(path, title="\udcff.log", note="\udcfe") as recorder:
+        recorder.write(Snapshot(at=1.0))
+    assert (read_header(path).title, read_header(path).note) == ("?.log", "?")
 
 
 def test_a_recorder_leaves_other_files_alone(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def test_a_key_that_cannot_be_sent(key: str) -> None:
         ("http://Host:1/prefix/", "http://host:1/prefix"),
         ("https://[::1]", "https://[::1]:443"),
         (" http://h ", "http://h:80"),
+        ("HTTP://h:1", "http://h:1"),
     ],
 )
 def test_addresses(given: str, url: str) -> None:
@@ -181,6 +182,10 @@ def test_addresses(given: str, url: str) -> None:
         "http://u:p@h:99999",
         "http://h?x=1",
         "http://[::",
+        "http://h:0",
+        "http://.:1",
+        "http://a..b:1",
+        f"http://{'a' * 64}:1",
     ],
 )
 def test_what_is_no_address(given: str) -> None:

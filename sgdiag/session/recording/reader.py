@@ -29,6 +29,8 @@ from sgdiag.session.recording.lines import (
     apply,
     weight,
 )
+from sgdiag.session.sizes import impossible_sizes
+from sgdiag.sources.cmdline import MAX_RANKS
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_LINES = 1_000_000
@@ -39,7 +41,6 @@ FREE_BYTES = 64 << 20
 """What a file holds is at most so many times as long as the file, beyond the first bytes: recordings of real servers
 are 8 to 50 times."""
 
-MAX_RANKS = 4096
 LATEST_AT = 1e10
 """Unix time of the year 2286; a recording of later than that is none."""
 
@@ -232,6 +233,8 @@ def _require_sound(snapshot: Snapshot) -> None:
         raise ValueError("a frame out of time")
     if len(snapshot.ranks) > MAX_RANKS or len(snapshot.processes) > MAX_RANKS:
         raise ValueError(f"{max(len(snapshot.ranks), len(snapshot.processes)):,} ranks or processes")
+    if impossible_sizes(snapshot.server):
+        raise ValueError("more ranks than a server can have")
 
 
 def _damaged(path: Path, problem: str, written_by: str = __version__) -> SgdiagError:

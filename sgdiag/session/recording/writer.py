@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sgdiag.model import SgdiagError, Snapshot
+from sgdiag.analysis.format import plural
+from sgdiag.model import SgdiagError, Snapshot, writable
 from sgdiag.releases.redaction import Redactor
 from sgdiag.session.recording.lines import (
     FRAMES_PER_MEMBER,
@@ -94,9 +95,8 @@ class Recorder:
         try:
             self._frame(snapshot.at, state)
         except OSError as error:
-            raise SgdiagError(
-                f"{self.path} cannot be written: {error.strerror}", f"the {self.frames} frames before can be read"
-            ) from error
+            before = f"the {plural(self.frames, 'frame')} before can be read" if self.frames else ""
+            raise SgdiagError(f"{self.path} cannot be written: {error.strerror}", before) from error
         self._last = state
         self.frames += 1
 
@@ -166,7 +166,7 @@ class Recorder:
         """With all that the first frame tells of names, which its title and note may hold."""
         machine = {name: self._text(value) for name, value in self._header.machine.items()}
         title, note = self._text(self._header.title), self._text(self._header.note)
-        return msgspec.structs.replace(self._header, title=title, note=note, machine=machine)
+        return writable(msgspec.structs.replace(self._header, title=title, note=note, machine=machine))
 
     def _write(self, line: bytes) -> None:
         assert self._member is not None  # noqa: S101 - _frame() opens the first member
