@@ -39,6 +39,7 @@ from sgdiag.model import (
     Thread,
     unknown,
 )
+from sgdiag.model.shape import Sizing
 
 T = TypeVar("T")
 
@@ -46,6 +47,23 @@ AT = 1_760_000_000.0
 """2025-10-09 08:53:20 UTC."""
 
 GIB = 1 << 30
+
+SIZING = Sizing(
+    draft_counted=True,
+    draft_window_counted=True,
+    window_cap=False,
+    scaled_latent=True,
+    state_padding=0,
+    state_by_stage=True,
+    state_shares_with_speculation=True,
+    request_padding=1,
+    default_running_halved=True,
+    asked_running_halved=False,
+    running_after_cap=True,
+    asked_running_divided=True,
+    multimodal_reservation_bytes=0,
+)
+"""How a release sizes its pools, in the form that makes for round numbers."""
 
 HOSTILE = (
     "\x1b]0;owned\x07\x1b[31mred\x1b[2J[bold]b[/bold][@click=app.quit]c\u202egnp\u2066x\x00\r\n" + "e" + "\u0301" * 40

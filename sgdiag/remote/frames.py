@@ -289,15 +289,13 @@ class Frames:
             with contextlib.suppress(UnreadableError):
                 states = self._states()
             for state in states:
-                # Frames from the outside in, up to the first that cannot be read: it came or went meanwhile.
                 with contextlib.suppress(UnreadableError):
-                    for raw, code in self._decoded(self._chain(state.address)[::-1]):
-                        if function in (code.name, code.qualified_name):
-                            seen = True
-                            address = self._variable(raw.address, code, variable)
-                            found = Local(address, code.qualified_name, variable, state.address, raw.address, raw.code)
-                            if address and self.still_holds(found):
-                                return found
+                    for raw, code in self._calls(state, function):
+                        seen = True
+                        address = self._variable(raw.address, code, variable)
+                        found = Local(address, code.qualified_name, variable, state.address, raw.address, raw.code)
+                        if address and self.still_holds(found):
+                            return found
                     whole += 1
             whole_looks += bool(states) and whole == len(states)
             if not seen and whole_looks >= _STACK_TRIES:
@@ -307,6 +305,13 @@ class Frames:
                 time.sleep(_FIND_PAUSE_S)
         where = f"{function} has not set {variable}" if seen else f"no thread runs {function}"
         raise AbsentError(where)
+
+    def _calls(self, state: _State, function: str) -> Iterator[tuple[_RawFrame, _Code]]:
+        """Its running calls of that function from the outside in. Raises UnreadableError at a frame that came or went
+        meanwhile."""
+        for raw, code in self._decoded(self._chain(state.address)[::-1]):
+            if function in (code.name, code.qualified_name):
+                yield raw, code
 
     def _variable(self, frame: int, code: _Code, variable: str) -> int:
         form = self._objects.layout.frames

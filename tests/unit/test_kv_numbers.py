@@ -30,6 +30,7 @@ from sgdiag.model import (
     unknown,
 )
 from sgdiag.model.shape import KvFormat, ModelShape, Parallel, Sizing, StateShape, WindowShape
+from tests.samples import SIZING
 
 GIB = 1 << 30
 
@@ -307,21 +308,6 @@ def test_the_tightest_rank_is_the_one_with_the_least_after_loading() -> None:
 # --- a token's bytes
 
 BF16 = KvFormat(name="bfloat16", itemsize_bytes=2)
-SIZING = Sizing(
-    draft_counted=True,
-    draft_window_counted=True,
-    window_cap=False,
-    scaled_latent=True,
-    state_padding=0,
-    state_by_stage=True,
-    state_shares_with_speculation=True,
-    request_padding=1,
-    default_running_halved=True,
-    asked_running_halved=False,
-    running_after_cap=True,
-    asked_running_divided=True,
-    multimodal_reservation_bytes=0,
-)
 
 
 def shape(**fields: Any) -> ModelShape:

@@ -21,7 +21,8 @@ from sgdiag.analysis.kv.plan import (
 )
 from sgdiag.analysis.kv.weights import StageWeights
 from sgdiag.model import Known, SgdiagError, Unknown
-from sgdiag.model.shape import ModelShape, Sizing, StateShape, WindowShape
+from sgdiag.model.shape import ModelShape, StateShape, WindowShape
+from tests.samples import SIZING
 
 SHAPE = ModelShape(
     architecture="M",
@@ -37,21 +38,6 @@ SHAPE = ModelShape(
 )
 STATE = StateShape(layer_ids=(0,), intermediate=8, groups=1, heads=1, head_dim=8, state=8, kernel=4)
 WINDOW = WindowShape(layer_ids=(1,), kv_heads=4, head_dim=8, v_head_dim=8)
-SIZING = Sizing(
-    draft_counted=True,
-    draft_window_counted=True,
-    window_cap=False,
-    scaled_latent=True,
-    state_padding=0,
-    state_by_stage=True,
-    state_shares_with_speculation=True,
-    request_padding=1,
-    default_running_halved=True,
-    asked_running_halved=False,
-    running_after_cap=True,
-    asked_running_divided=True,
-    multimodal_reservation_bytes=0,
-)
 LIMITS = Limits(least=2, most=64, per_context=512, speculative_default=6, table_itemsize_bytes=4, table_extra_tokens=4)
 STAGE = Stage(
     cell=Cell(full_bytes=1000),
