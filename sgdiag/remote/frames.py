@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,8 @@ class ThreadStack:
 class Local:
     """A local variable of a running function, and the call that holds it.
 
-    ``address`` is its value's. ``thread``, ``frame`` and ``code`` are addresses that identify the call.
+    ``address`` is its value's. ``thread``, ``frame`` and ``code`` are addresses that identify the call; ``holder``, not
+    0 on 3.11 and 3.12 alone, is that of the pointer to the innermost frame of the call from C that it runs in.
     """
 
     address: int
@@ -67,6 +69,7 @@ class Local:
     thread: int
     frame: int
     code: int
+    holder: int
 
 
 @dataclass(frozen=True)
@@ -138,16 +141,30 @@ class Frames:
             state = self._peek_word(state + runtime.thread_next)
         return found[::-1]
 
-    def _walk(self, thread: int) -> Iterator[tuple[int, bytes, int]]:
-        """Each frame as it stands, innermost first: its address, and memory with its place in it.
+    def _holders(self, thread: int) -> Iterator[int]:
+        """Addresses of the pointers to the innermost frame, of each call from C, the last one first.
+
+        3.11 and 3.12 keep such a pointer on the C stack, in front of the address of the structure before it. For a
+        moment neither is set in the last one, and a target that was stopped in that moment stays so.
+        """
+        runtime = self._objects.layout.runtime
+        if runtime.thread_frame_indirect < 0:
+            yield thread + runtime.thread_frame
+            return
+        structure = self._peek_word(thread + runtime.thread_frame)
+        for _ in range(_MAX_FRAMES):
+            if not structure:
+                return
+            yield structure + runtime.thread_frame_indirect
+            structure = self._peek_word(structure + runtime.thread_frame_indirect + 8)
+
+    def _walk(self, frame: int) -> Iterator[tuple[int, bytes, int]]:
+        """Each frame as it stands from this one outwards: its address, and memory with its place in it.
 
         Frames of one thread lie one behind the other, so the rest of a page is read with the first of it, to be over
         soon.
         """
-        runtime, form = self._objects.layout.runtime, self._objects.layout.frames
-        frame = self._peek_word(thread + runtime.thread_frame)
-        if frame and runtime.thread_frame_indirect >= 0:
-            frame = self._peek_word(frame + runtime.thread_frame_indirect)
+        form = self._objects.layout.frames
         size = max(form.code, form.previous, form.instruction) + 8
         previous, mask = form.previous, ~form.tag_mask
         start, data = 0, b""
@@ -166,9 +183,21 @@ class Frames:
         raise TornError("a stack without an end")
 
     def _chain(self, thread: int) -> list[_RawFrame]:
+        pointers = [self._peek_word(holder) for holder in itertools.islice(self._holders(thread), 2)]
+        innermost, before = (*pointers, 0, 0)[:2]
+        if not before:
+            return self._chain_from(innermost)
+        with contextlib.suppress(UnreadableError):
+            chain = self._chain_from(innermost)
+            # A call leads to the one that it was made in; a pointer that is not set leads anywhere.
+            if any(raw.address == before for raw in chain):
+                return chain
+        return self._chain_from(before)
+
+    def _chain_from(self, innermost: int) -> list[_RawFrame]:
         form, modern = self._objects.layout.frames, self._is_modern
         found: list[_RawFrame] = []
-        for frame, data, at in self._walk(thread):
+        for frame, data, at in self._walk(innermost):
             if modern:
                 instruction = _word(data, at + form.instruction)[0]
             else:
@@ -293,7 +322,10 @@ class Frames:
                     for raw, code in self._calls(state, function):
                         seen = True
                         address = self._variable(raw.address, code, variable)
-                        found = Local(address, code.qualified_name, variable, state.address, raw.address, raw.code)
+                        holder = self._holder(state.address, raw.address)
+                        found = Local(
+                            address, code.qualified_name, variable, state.address, raw.address, raw.code, holder
+                        )
                         if address and self.still_holds(found):
                             return found
                     whole += 1
@@ -305,6 +337,18 @@ class Frames:
                 time.sleep(_FIND_PAUSE_S)
         where = f"{function} has not set {variable}" if seen else f"no thread runs {function}"
         raise AbsentError(where)
+
+    def _holder(self, thread: int, frame: int) -> int:
+        """Of the call from C that a frame runs in; 0 where that cannot be told, or the thread has one pointer only."""
+        if self._objects.layout.runtime.thread_frame_indirect < 0:
+            return 0
+        outwards = [raw.address for raw in self._chain(thread)]
+        inside = set(outwards[: outwards.index(frame) + 1]) if frame in outwards else set()
+        found = 0
+        for holder in self._holders(thread):
+            if self._peek_word(holder) in inside:
+                found = holder
+        return found
 
     def _calls(self, state: _State, function: str) -> Iterator[tuple[_RawFrame, _Code]]:
         """Its running calls of that function from the outside in. Raises UnreadableError at a frame that came or went
@@ -325,23 +369,26 @@ class Frames:
                     return self._objects.follow_cell(address)[0]
         return 0
 
-    def still_holds(self, local: Local) -> bool:
-        """Whether the call that a variable was found in still runs and still has the same object in it."""
-
-        def look() -> bool:
-            for frame, data, at in self._walk(local.thread):
+    def _holds(self, local: Local, innermost: int) -> bool:
+        """Whether that call is found from there on, with that object. False also where the way is lost."""
+        form = self._objects.layout.frames
+        with contextlib.suppress(UnreadableError):
+            for frame, data, at in self._walk(innermost):
                 if frame == local.frame:
-                    form = self._objects.layout.frames
                     if _word(data, at + form.code)[0] & ~form.tag_mask != local.code:
                         return False
                     code = self._code(local.code)
                     return code is not None and self._variable(frame, code, local.variable) == local.address
-            return False
+        return False
 
+    def still_holds(self, local: Local) -> bool:
+        """Whether the call that a variable was found in still runs and still has the same object in it."""
         for attempt in range(_HOLD_TRIES):
             # A walk that misses the frame may have gone astray among inner frames that were just leaving.
             with contextlib.suppress(UnreadableError):
-                if look():
+                last = next(self._holders(local.thread), 0)
+                # The call's own stays right when the last one is not set yet.
+                if any(self._holds(local, self._peek_word(holder)) for holder in (last, local.holder or last)):
                     return True
             if attempt > _STACK_TRIES:
                 time.sleep(_HOLD_PAUSE_S)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,29 @@ def test_variables_are_found_in_cells_too(python: Path) -> None:
             reader.find_local("nowhere", "x")
         with pytest.raises(AbsentError, match="run_scheduler has not set nothing"):
             reader.find_local("run_scheduler", "nothing")
+
+
+def stop(pid: int) -> None:
+    """Returns when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        pass
+
+
+@each_python
+def test_a_target_is_read_wherever_it_was_stopped(python: Path) -> None:
+    counts = []
+    with running(python, "calling") as target, Reader(target.pid, execute=Execute.WAIT) as reader:
+        reader.set_root("scheduler", reader.find_local("run_scheduler", "scheduler"))
+        group = Group(["scheduler.forward_ct"], epoch="scheduler.forward_ct")
+        for place in range(1000):
+            # Of all lengths, and long enough for it to get away from where it was stopped before.
+            time.sleep(0.0003 * (1 + place % 5))
+            stop(target.pid)
+            result = reader.read(group).results["scheduler.forward_ct"]
+            counts.append((result.status, result.reason))
+            os.kill(target.pid, signal.SIGCONT)
+    assert set(counts) == {(Status.CONSISTENT, "")}
 
 
 @each_python
