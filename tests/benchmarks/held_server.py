@@ -56,8 +56,8 @@ class HeldServer:
         pids = tuple(find_schedulers(url, Access(url=url))[0].values())
         self._ranks = [SchedulerProcess(pid, lambda: unknown("not asked"), execute=Execute.WAIT) for pid in pids]
         self._first = self._ranks[0]
-        self._epoch = self._first.schema.entries[EPOCH].texts[0]
-        self._counter = (self._epoch,)
+        self.epoch = self._first.schema.entries[EPOCH].texts[0]
+        self._counter = (self.epoch,)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -74,10 +74,15 @@ class HeldServer:
 
     def steps(self) -> int:
         """Steps of the model until now; cheap, also while it runs."""
-        found = self._read(self._first, self._counter).get(self._epoch)
+        found = self._read(self._first, self._counter).get(self.epoch)
         if not isinstance(found, int):
-            sys.exit(f"{self.name}: {self._epoch} is {found!r}")
+            sys.exit(f"{self.name}: {self.epoch} is {found!r}")
         return found
+
+    def at_once(self, paths: tuple[str, ...]) -> tuple[object, ...]:
+        """Values of its first scheduler as of one instant; None for a path that leads nowhere."""
+        found = self._read(self._first, paths)
+        return tuple(found.get(path) for path in paths)
 
     def waited_s(self) -> float:
         """How long its first scheduler's main thread has waited for a core, other threads having them all."""
@@ -93,7 +98,7 @@ class HeldServer:
         """While it stands still: read while it runs, a large batch takes longer than a step."""
         count = self.running()
         paths = [f"len({BATCH}[{place}].output_ids)" for place in range(count)]
-        found = self._read(self._first, (self._epoch, f"len({QUEUE})", *paths))
+        found = self._read(self._first, (self.epoch, f"len({QUEUE})", *paths))
         numbers = [value if isinstance(value, int) else 0 for value in found.values()]
         if len(numbers) != count + 2:
             sys.exit(f"{self.name}: the running batch cannot be read: {count} requests, but {len(numbers) - 2} lengths")

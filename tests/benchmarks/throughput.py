@@ -40,11 +40,17 @@ FEW_ROUNDS = 12
 """An interval out of fewer rounds is not trusted to be narrow."""
 
 FAULTS_SHOWN = 3
+PAIRS_HELP = "NAME+NAME/NAME+NAME for servers of the same code; by default all with the first"
 
 
 class Pair(msgspec.Struct, frozen=True):
-    name: str
-    to: str
+    """Servers of one kind, and those that they are compared with."""
+
+    names: tuple[str, ...]
+    to: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{'+'.join(self.names)}/{'+'.join(self.to)}"
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -82,7 +88,7 @@ class Course:
 
     def is_narrow(self) -> bool:
         return len(self.rounds) >= FEW_ROUNDS and all(
-            turns.ratio(self.rounds, pair.name, pair.to).half_width <= self._given.half_width
+            turns.ratio(self.rounds, pair.names, pair.to).half_width <= self._given.half_width
             for pair in self._given.pairs
         )
 
@@ -158,7 +164,7 @@ def measure(given: argparse.Namespace, servers: Sequence[HeldServer], concurrenc
     return Result(
         concurrency=concurrency,
         speeds={server.name: turns.speed(course.rounds, server.name) for server in servers},
-        ratios={f"{pair.name}/{pair.to}": turns.ratio(course.rounds, pair.name, pair.to) for pair in given.pairs},
+        ratios={str(pair): turns.ratio(course.rounds, pair.names, pair.to) for pair in given.pairs},
         spoilt=course.spoilt,
         seconds=round(time.monotonic() - begun, 1),
         rounds=course.rounds,
@@ -191,10 +197,10 @@ def server_word(word: str) -> tuple[str, str]:
 
 
 def pair_word(word: str) -> Pair:
-    name, mark, to = word.partition("/")
-    if not name or not mark or not to or name == to:
-        raise argparse.ArgumentTypeError(f"{word!r} is not NAME/NAME")
-    return Pair(name, to)
+    names, to = (tuple(side.split("+")) for side in word.partition("/")[::2])
+    if "" in names + to or len(set(names + to)) < len(names + to):
+        raise argparse.ArgumentTypeError(f"{word!r} is not NAME/NAME, nor NAME+NAME/NAME+NAME")
+    return Pair(names, to)
 
 
 def cores_word(word: str) -> list[int]:
@@ -208,7 +214,7 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", type=server_word, metavar="NAME=URL")
     parser.add_argument("--next", required=True, type=Path, help="expected_next.json of the model")
-    parser.add_argument("--pairs", nargs="+", type=pair_word, metavar="NAME/NAME", help="by default all with the first")
+    parser.add_argument("--pairs", nargs="+", type=pair_word, metavar="NAME/NAME", help=PAIRS_HELP)
     parser.add_argument("--concurrency", nargs="+", type=count_word, default=[1, 4, 8, 16, 32, 64])
     parser.add_argument("--tokens", type=count_word, default=2000, help="of each request, at most")
     parser.add_argument("--seconds", type=positive_word, default=60.0, help="at most, per concurrency")
@@ -224,8 +230,8 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
     names = [name for name, _ in given.servers]
-    given.pairs = given.pairs or [Pair(name, names[0]) for name in names[1:]]
-    for name in (name for pair in given.pairs for name in (pair.name, pair.to)):
+    given.pairs = given.pairs or [Pair((name,), (names[0],)) for name in names[1:]]
+    for name in (name for pair in given.pairs for name in pair.names + pair.to):
         if name not in names:
             parser.error(f"--pairs: no server is named {name}")
     if not given.pairs or len(set(names)) < len(names):

@@ -77,16 +77,18 @@ def speed(rounds: Sequence[Round], name: str) -> Speed:
     return Speed(step_ms, _tokens_per_step([_sums(each[name]) for each in rounds]))
 
 
-def ratio(rounds: Sequence[Round], name: str, to: str) -> Ratio:
-    """Of ``name`` over ``to``: the median of the rounds' ratios of steps/s, times the ratio of all tokens per step.
+def ratio(rounds: Sequence[Round], names: Sequence[str], to: Sequence[str]) -> Ratio:
+    """Of ``names`` over ``to``: the median of the rounds' ratios of steps/s, times the ratio of all tokens per step.
 
-    Tokens per step follow from the prompts, so that a round's own would add noise that all rounds together have not.
+    Several servers that run the same code count as one, by their geometric mean: two processes of the same code differ
+    for as long as they live, so that one of a kind tells as much of its own luck as of its code. Tokens per step follow
+    from the prompts, so that a round's own would add noise that all rounds together have not.
     Each resampling draws rounds, with both. ValueError without rounds.
     """
     if not rounds:
         raise ValueError("no round was completed")
-    rates = [steps_per_s(each[name]) / steps_per_s(each[to]) for each in rounds]
-    mine, others = ([_sums(each[which]) for each in rounds] for which in (name, to))
+    rates = [_mean_rate(each, names) / _mean_rate(each, to) for each in rounds]
+    mine, others = ([_sums([turn for one in which for turn in each[one]]) for each in rounds] for which in (names, to))
 
     def of(places: Sequence[int]) -> float:
         widths = _tokens_per_step([mine[i] for i in places]) / _tokens_per_step([others[i] for i in places])
@@ -97,6 +99,10 @@ def ratio(rounds: Sequence[Round], name: str, to: str) -> Ratio:
     found = sorted(of(chance.choices(every, k=len(rounds))) for _ in range(RESAMPLINGS))
     outside = int((1 - COVERED) / 2 * RESAMPLINGS)
     return Ratio(of(every), found[outside], found[-1 - outside], statistics.median(rates), len(rounds))
+
+
+def _mean_rate(one: Round, names: Sequence[str]) -> float:
+    return statistics.geometric_mean(steps_per_s(one[name]) for name in names)
 
 
 def _sums(turns: Sequence[Turn]) -> tuple[int, int]:

@@ -127,7 +127,7 @@ def test_the_faster_server_is_as_much_faster_as_it_is() -> None:
     ran.run()
     assert len(ran.rounds) > 3
     assert not ran.faults
-    found = ratio(ran.rounds, "b", "a")
+    found = ratio(ran.rounds, ["b"], ["a"])
     assert found.step == pytest.approx(0.75, rel=0.01)
     assert found.median == pytest.approx(1.5, rel=0.01)
     assert speed(ran.rounds, "a").step_ms == pytest.approx(0.05, rel=0.01), "a turn's first moment does not count"
