@@ -6,12 +6,15 @@ from bisect import bisect_left
 
 import msgspec
 
-from sgdiag.model import Batch, Fact, GraphSet, Known, Unknown, combine, unknown
+from sgdiag.model import Batch, Fact, GraphSet, Known, Server, Unknown, combine, unknown
 
 _DECODING = frozenset({"DECODE", "TARGET_VERIFY", "IDLE"})
 """Modes that the graphs of the target serve; a speculating server's batch is DECODE until the target verifies it."""
 
+_VERIFY = "target verify"
+
 NOTHING_RUNS = "nothing is running"
+PLAIN = "so large a batch decodes plainly, on graphs of its own that are not read"
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -35,16 +38,28 @@ def graph_memory(taken: Fact[int]) -> Fact[int]:
     return taken
 
 
+def plain_above(server: Server) -> int | None:
+    """More requests than this decode plainly, although the server speculates; None where it always does.
+
+    That is what the argument of the fix dynamic-speculation-disable says.
+    """
+    found = server.args.or_else({}).get("speculative_disable_batch_threshold")
+    return found if isinstance(found, int) else None
+
+
 def target_graphs(graphs: tuple[GraphSet, ...]) -> GraphSet | None:
     """The set that the target decodes on: verification's on a server that speculates."""
     named = {entry.name: entry for entry in graphs}
-    return named.get("target verify") or named.get("target decode")
+    return named.get(_VERIFY) or named.get("target decode")
 
 
-def captured_size(graphs: GraphSet, batch: Known[int] | Unknown) -> Known[int] | Unknown:
+def captured_size(
+    graphs: GraphSet, batch: Known[int] | Unknown, plain_above: int | None = None
+) -> Known[int] | Unknown:
     """The smallest captured size that holds ``batch`` (in ``graphs.sizes_unit``); a smaller batch is padded up to it.
 
-    Unknown with the reason when there is nothing to replay: graphs are off, the batch is empty or larger than any.
+    ``plain_above``: more requests than this are not verified. Unknown with the reason when there is nothing to replay:
+    graphs are off, the batch is empty, plain, or larger than any.
     """
 
     def fit(sizes: tuple[int, ...], size: int) -> int | None:
@@ -54,6 +69,8 @@ def captured_size(graphs: GraphSet, batch: Known[int] | Unknown) -> Known[int] |
 
     if isinstance(graphs.enabled, Known) and not graphs.enabled.value:
         return unknown("graphs are off")
+    if graphs.name == _VERIFY and plain_above is not None and isinstance(batch, Known) and batch.value > plain_above:
+        return unknown(PLAIN)
     found = combine(fit, graphs.sizes, batch, source=f"derived:{graphs.name} sizes")
     if isinstance(found, Unknown):
         return found
@@ -63,17 +80,18 @@ def captured_size(graphs: GraphSet, batch: Known[int] | Unknown) -> Known[int] |
     return Known(found.value, found.source, "derived", found.at)
 
 
-def batch_fit(graphs: GraphSet, batch: Batch, width: Fact[int]) -> Fact[Fit]:
+def batch_fit(graphs: GraphSet, batch: Batch, width: Fact[int], plain_above: int | None = None) -> Fact[Fit]:
     """The graph of ``graphs`` (a set with sizes in requests) that ``batch`` replays.
 
     ``width`` is the number of tokens per request that the batch runs with; unknown: that of the captured graphs.
-    Unknown with the reason when there is none to replay: no batch, its mode, its width or its size.
+    ``plain_above``: more requests than this are not verified. Unknown with the reason when there is none to replay: no
+    batch, its mode, its width or its size.
     """
     if isinstance(batch.requests, Known) and batch.requests.value <= 0:
         return unknown(NOTHING_RUNS)
     if isinstance(batch.mode, Known) and batch.mode.value not in _DECODING:
         return unknown(f"{batch.mode.value} is not decoding: these graphs do not serve it")
-    size = captured_size(graphs, batch.requests)
+    size = captured_size(graphs, batch.requests, plain_above)
     if isinstance(size, Unknown):
         return size
     captured = graphs.tokens_per_request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from sgdiag.analysis.graph_fit import target_graphs
+from sgdiag.analysis.graph_fit import plain_above, target_graphs
 from sgdiag.model import NOT_ASKED, Advice, Evidence, Fact, Finding, Known, Rank, Snapshot
 from sgdiag.releases.arguments import (
     GRAPH_MAX_BS,
@@ -121,7 +121,9 @@ def _capacities(snapshot: Snapshot, asked: dict[str, str]) -> Iterator[_Change]:
     where, limit = _least(snapshot, lambda rank: rank.max_running_requests)
     yield from _less(MAX_RUNNING_REQUESTS, where, requests and requests // workers, limit)
     graphs, largest = target_graphs(snapshot.graphs), whole(asked.get("cuda_graph_max_bs"))
-    if graphs is not None and largest and graphs.sizes_unit == "requests":
+    # Where larger batches decode plainly, verification needs no graphs for them.
+    plain = plain_above(snapshot.server) is not None
+    if graphs is not None and largest and graphs.sizes_unit == "requests" and not plain:
         limits = [rank.max_running_requests.or_else(largest) for rank in snapshot.ranks]
         wanted = min([largest, *limits])
         yield from _less(GRAPH_MAX_BS, graphs.name, wanted, graphs.sizes.map(lambda sizes: max(sizes, default=0)))

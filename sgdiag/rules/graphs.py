@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgdiag.analysis.batch_shapes import running_batch
 from sgdiag.analysis.format import plural, size, sizes
-from sgdiag.analysis.graph_fit import batch_fit, captured_size, graph_memory, target_graphs
+from sgdiag.analysis.graph_fit import batch_fit, captured_size, graph_memory, plain_above, target_graphs
 from sgdiag.model import Advice, Batch, Evidence, Fact, Finding, GraphSet, Known, Rank, Snapshot
 from sgdiag.releases.versions import at_least
 from sgdiag.rules.evidence import rank_label, seen
@@ -109,7 +109,7 @@ def graph_padding_high(snapshot: Snapshot) -> Finding | None:
     padded: list[Evidence] = []
     running: set[int] = set()
     for rank in snapshot.ranks:
-        requests, graph = _replayed(graphs, rank)
+        requests, graph = _replayed(graphs, rank, plain_above(snapshot.server))
         if not isinstance(requests, Known) or not isinstance(graph, Known):
             continue
         rows = (graph.value - requests.value) * graphs.tokens_per_request.or_else(1)
@@ -150,12 +150,12 @@ def graph_padding_high(snapshot: Snapshot) -> Finding | None:
     )
 
 
-def _replayed(graphs: GraphSet, rank: Rank) -> tuple[Fact[int], Fact[int]]:
+def _replayed(graphs: GraphSet, rank: Rank, plain: int | None) -> tuple[Fact[int], Fact[int]]:
     """How many requests decode, and the captured size that they run on."""
     batch: Batch | None = running_batch(rank.batches)
     if batch is not None and isinstance(batch.requests, Known):
-        return batch.requests, batch_fit(graphs, batch, graphs.tokens_per_request).map(lambda fit: fit.size)
-    return rank.running_requests, captured_size(graphs, rank.running_requests)
+        return batch.requests, batch_fit(graphs, batch, graphs.tokens_per_request, plain).map(lambda fit: fit.size)
+    return rank.running_requests, captured_size(graphs, rank.running_requests, plain)
 
 
 _DRAFTING_TREES = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"})

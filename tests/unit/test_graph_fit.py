@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgdiag.analysis.graph_fit import Fit, batch_fit, captured_size, graph_memory, target_graphs
-from sgdiag.model import Batch, GraphSet, Known, Unknown, unknown
+from sgdiag.analysis.graph_fit import PLAIN, Fit, batch_fit, captured_size, graph_memory, plain_above, target_graphs
+from sgdiag.model import Batch, GraphSet, Known, Server, Unknown, unknown
 
 SIZES = GraphSet(name="target decode", sizes=Known((8, 1, 4, 2), "log:1"))
 VERIFY = GraphSet(name="target verify", sizes=Known((1, 2, 4, 8), "object"), tokens_per_request=Known(4, "object"))
@@ -51,6 +51,16 @@ def test_why_there_is_no_graph() -> None:
     assert why(batch_fit(VERIFY, batch(2), Known(1, "x"))) == "captured for 4 tokens per request, this batch has 1"
     off = GraphSet(name="target verify", enabled=Known(False, "log:1"), sizes=Known((), "log:1"))
     assert why(batch_fit(off, batch(2), FREE)) == "graphs are off"
+
+
+def test_what_decodes_plainly_on_a_speculating_server_is_on_none_of_verifications_graphs() -> None:
+    asked = Server(args=Known({"speculative_disable_batch_threshold": 8}, "server_info"))
+    assert plain_above(asked) == 8
+    assert plain_above(Server(args=Known({"speculative_disable_batch_threshold": None}, "server_info"))) is None
+    assert why(batch_fit(VERIFY, batch(9), FREE, 8)) == PLAIN
+    assert why(batch_fit(VERIFY, batch(1), FREE, 0)) == PLAIN
+    assert batch_fit(VERIFY, batch(8), FREE, 8).or_else(Fit(0, 0)) == Fit(8, 0, 4)
+    assert captured_size(SIZES, Known(8, "m"), 4).or_else(0) == 8, "where nothing is verified it is as ever"
 
 
 def test_the_target_decodes_on_the_graphs_of_verification_where_there_are_any() -> None:

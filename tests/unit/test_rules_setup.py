@@ -139,6 +139,7 @@ def test_graphs_are_not_missed_above_the_running_limit() -> None:
     assert changed("--cuda-graph-max-bs 256", rank, graphs=(1, 8)) == [
         "target decode: --cuda-graph-max-bs asked for 16, 8 runs"
     ]
+    assert changed("--cuda-graph-max-bs 256", rank, graphs=(1, 8), speculative_disable_batch_threshold=8) == []
 
 
 def test_every_changed_argument_is_told_with_what_it_means() -> None:

@@ -6,7 +6,16 @@ from rich.text import Text
 
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.batch_shapes import running_batch, tokens_per_request
-from sgdiag.analysis.graph_fit import NOTHING_RUNS, Fit, batch_fit, captured_size, graph_memory, target_graphs
+from sgdiag.analysis.graph_fit import (
+    NOTHING_RUNS,
+    PLAIN,
+    Fit,
+    batch_fit,
+    captured_size,
+    graph_memory,
+    plain_above,
+    target_graphs,
+)
 from sgdiag.analysis.workers import over_workers
 from sgdiag.model import Batch, Fact, GraphSet, Known, Rank, Unknown
 from sgdiag.tui.paint import Block, Cell, Column, Fields, Lines, Row, Section, Table, stack
@@ -65,7 +74,7 @@ def _running(scene: Scene) -> list[Section]:
     for name, rank in alike(scene, ((rank, shown(rank)) for rank in scene.snapshot.ranks if rank.id in batches)):
         batch = batches[rank.id]
         width = _width(scene, batch)
-        fit = batch_fit(entry, batch, width)
+        fit = batch_fit(entry, batch, width, plain_above(scene.snapshot.server))
         rows.append(
             [
                 look.text(name, "label"),
@@ -92,14 +101,16 @@ def _running(scene: Scene) -> list[Section]:
 def _graph(scene: Scene, fit: Fact[Fit]) -> list[Cell]:
     look = scene.look
     if isinstance(fit, Unknown):
-        return [look.text("none", "label" if fit.reason == NOTHING_RUNS else "warn"), look.text("")]
+        return [look.text("none", "label" if fit.reason in (NOTHING_RUNS, PLAIN) else "warn"), look.text("")]
     return [look.fact(fit, lambda fit: fmt.count(fit.size), "strong"), look.text(_padding(fit.value))]
 
 
 def _width(scene: Scene, batch: Batch) -> Fact[int]:
     """Tokens of each request in a step: the batch's own while the target verifies, else what the server drafts."""
-    own = tokens_per_request(batch)
+    own, plain = tokens_per_request(batch), plain_above(scene.snapshot.server)
     part = scene.snapshot.speculation
+    if plain is not None and batch.requests.or_else(0) > plain:
+        return Known(1, "derived:no speculation", "derived")
     if isinstance(own, Known):
         return own
     if part.algorithm.or_else("") == "none":
@@ -145,12 +156,16 @@ def _fit(scene: Scene, entry: GraphSet) -> Cell:
     """The captured size that the fullest worker's batch is padded to."""
     look = scene.look
     running = over_workers(scene.snapshot, lambda rank: rank.running_requests, max)
-    found = captured_size(entry, running)
+    found = captured_size(entry, running, plain_above(scene.snapshot.server))
     if isinstance(running, Unknown) or (isinstance(found, Unknown) and isinstance(entry.sizes, Unknown)):
         return Cell(look.ink("?", "unknown"), (found,))
     shown = look.ink(fmt.plural(running.value, "request"))
     if isinstance(found, Unknown):
-        return Cell(look.join(shown, ": ", look.ink(found.reason, "warn" if running.value else "label")))
+        return Cell(
+            look.join(
+                shown, ": ", look.ink(found.reason, "warn" if running.value and found.reason != PLAIN else "label")
+            )
+        )
     padded = found.value - running.value
     return Cell(
         look.join(shown, " run on size ", look.ink(str(found.value), "strong"), f" ({padded} padded)"), (found,)
