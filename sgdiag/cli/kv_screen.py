@@ -17,6 +17,9 @@ from sgdiag.cli.wrapping import columns, wrapped
 from sgdiag.model import NOT_ASKED, Fact, Known, Snapshot, Unknown
 
 _WIDTH, _LABEL, _SIZE = 80, 29, 8
+_SOURCE = 16
+"""The least room for a source behind its size; where there is less, it stands below."""
+
 _VALUE = 24
 """Where the value of a line without a size begins."""
 
@@ -57,7 +60,7 @@ def _budget(snapshot: Snapshot, budget: Budget, slot: Fact[int], width: int) -> 
         rank = f"{rank} of {budget.base.siblings} ranks"
     head = f"{clean(snapshot.target)}  {rank}  --mem-fraction-static {fraction}"
     yield Text("\n".join(wrapped(head, width, rest=2)), "bold")
-    yield Text(f"{'':{_LABEL}}{'GiB':>{_SIZE}}  from", "dim")
+    yield Text(f"{'GiB':>{_LABEL + _SIZE}}{'  from' if _has_room_for_sources(width) else ''}", "dim")
     for term in budget.terms:
         if isinstance(term.bytes, Known) and (term.bytes.value or term.place != "later"):
             yield _row(term, width)
@@ -83,9 +86,17 @@ def _budget(snapshot: Snapshot, budget: Budget, slot: Fact[int], width: int) -> 
 def _row(term: Term, width: int) -> Text:
     indent = "" if term.place == "left" else "  "
     row = f"{indent + term.label:{_LABEL}}{_gib(term.bytes):>{_SIZE}}"
-    first, *more = wrapped(_source(term.bytes, width - len(row) - 2), width, f"{row}  ", len(row) + 2)
+    if not _has_room_for_sources(width):
+        below = wrapped(_source(term.bytes, width - 4), width, " " * 4, 4)
+        return Text(row, _STYLES[term.place]).append("".join(f"\n{part}" for part in below if part), "dim")
+    place = len(row) + 2
+    first, *more = wrapped(_source(term.bytes, width - place), width, f"{row}  ", place)
     line = Text(row, _STYLES[term.place]).append(first[len(row) :], "dim")
     return line.append("".join(f"\n{part}" for part in more), "dim")
+
+
+def _has_room_for_sources(width: int) -> bool:
+    return width - _LABEL - _SIZE - 2 >= _SOURCE
 
 
 def _bar(budget: Budget, cells: int) -> str:

@@ -262,16 +262,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under column titles (``headed``). The first cell of each row names it."""
+    """Rows of cells under column titles (``headed``). The first cell of each row names it.
+
+    Columns that have no room are cut, or with ``split`` stand below the others, behind the names once more.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     gap: int = 2
     headed: bool = True
+    split: bool = False
 
     def lines(self, look: Look, width: int) -> list[Text]:
         if look.sources:
             return provenance(look, list(self.named()), width)
+        if self.split:
+            return [line for part in self._parts(width) for line in part.lines(look, width)]
         widths = self._widths(width)
         gap = Text(" " * self.gap)
 
@@ -286,11 +292,28 @@ class Table:
         ]
         return [head, *rows] if self.headed else rows
 
-    def _widths(self, width: int) -> list[int]:
-        widths = [
+    def _parts(self, width: int) -> Iterable[Table]:
+        name, *others = self._wanted()
+        parts, used = [[0]], name
+        for place, cells in enumerate(others, 1):
+            if len(parts[-1]) > 1 and used + self.gap + cells > width:
+                parts.append([0])
+                used = name
+            parts[-1].append(place)
+            used += self.gap + cells
+        for places in parts:
+            rows = [[row[place] for place in places] for row in self.rows]
+            yield Table([self.columns[place] for place in places], rows, self.gap, self.headed)
+
+    def _wanted(self) -> list[int]:
+        """How many cells each column takes without its bars' spare room."""
+        return [
             max(min(max([cell_len(column.title), *(row[place].width for row in self.rows)]), column.most), column.width)
             for place, column in enumerate(self.columns)
         ]
+
+    def _widths(self, width: int) -> list[int]:
+        widths = self._wanted()
         bars = [place for place, column in enumerate(self.columns) if column.flexible]
         spare = width - sum(cells for place, cells in enumerate(widths) if place not in bars) - self.gap * len(widths)
         for place in bars:

@@ -195,6 +195,37 @@ def test_a_table_is_cut_in_its_last_column_and_says_so_only_there() -> None:
     ]
 
 
+def test_columns_without_room_stand_below_the_others() -> None:
+    look = Look(Snapshot())
+    columns = [Column("", 2, right=False), Column("bar", 3, flexible=True), Column("one"), Column("two"), Column("six")]
+    rows = [[look.text(name), look.text(""), *map(look.text, ("11", "222", "6666"))] for name in "ab"]
+    table = Table(columns, rows, gap=1, split=True)
+    assert [line.plain.split() for line in table.lines(look, 13)] == [
+        ["bar", "one"],
+        ["a", "11"],
+        ["b", "11"],
+        ["two", "six"],
+        ["a", "222", "6666"],
+        ["b", "222", "6666"],
+    ]
+    assert [line.plain[:2] for line in table.lines(look, 4)] == ["  ", "a ", "b "] * 4
+
+
+@pytest.mark.parametrize("snapshot", [samples.connected(), samples.many_ranks(4)])
+def test_a_narrow_screen_of_the_pool_keeps_every_number(snapshot: Snapshot) -> None:
+    def numbers(width: int) -> set[str]:
+        lines = [line.plain for line in PAGES["kv"](Scene(Look(snapshot), width, 40))]
+        assert max(map(len, lines)) <= width
+        begin, end = (next(n for n, line in enumerate(lines) if line.startswith(title)) for title in ("Pool", "Usage"))
+        table = "\n".join(lines[begin:end])
+        return set(re.findall(r"[\d.,]*\d%?", table))
+
+    wide = numbers(110)
+    assert len(wide) >= 8
+    for width in range(42, 80):
+        assert numbers(width) == wide
+
+
 def test_room_that_is_left_on_the_overview_goes_to_findings() -> None:
     def shown(height: int) -> int:
         scene = Scene(Look(samples.connected()), 78, height, findings=samples.findings())
@@ -288,6 +319,12 @@ def test_graphs_tell_the_padding_of_the_running_batch() -> None:
 
 def test_graphs_tell_why_a_batch_hits_none() -> None:
     assert "TP0: larger than any captured size: runs without a graph" in text_of("graphs", with_batch(49))
+    large = with_batch(49)
+    args = Known({"speculative_disable_batch_threshold": 48}, "server_info")
+    plain = msgspec.structs.replace(large, server=msgspec.structs.replace(large.server, args=args))
+    shown = text_of("graphs", plain)
+    assert "TP0: so large a batch decodes plainly, on graphs of its own" in shown
+    assert "runs without a graph" not in shown
     assert "TP0: EXTEND is not decoding" in text_of("graphs", with_batch(4, mode=Known("EXTEND", "object")))
     verify = {"draft_token": (4,), "retrieve_index": (4, 1)}
     narrow = with_batch(4, mode=Known("TARGET_VERIFY", "object"), spec_info_shapes=Known(verify, "object"))

@@ -78,6 +78,16 @@ def test_text_is_as_wide_as_the_terminal(words: str, tmp_path: Path) -> None:
     assert not (too_long_findings(text) if words.startswith("check") else too_long(text))
 
 
+@pytest.mark.parametrize("columns", range(40, 60, 3))
+def test_sources_of_a_pool_stand_below_their_sizes_where_they_have_no_room(columns: int) -> None:
+    ran = CliRunner().invoke(cli, ["kv", str(recording("demo.sgdiag"))], env={"COLUMNS": str(columns)})
+    lines = ran.output.splitlines()
+    assert max(map(len, lines)) <= columns
+    at = next(number for number, line in enumerate(lines) if line.startswith("free after load"))
+    assert re.fullmatch(r"free after load +[\d.]+( +log:57)?", lines[at])
+    assert "log:57" in lines[at] or lines[at + 1] == "    log:57"
+
+
 def test_every_log_is_explained_on_a_narrow_terminal() -> None:
     logs = sorted(DATA.glob("*.log"))
     assert len(logs) > 100

@@ -62,7 +62,7 @@ def _ranks(scene: Scene) -> Section:
         look.ink("░", "rest"),
         " available",
     )
-    blocks: list[Block] = [Table(columns, rows, gap=1)]
+    blocks: list[Block] = [Table(columns, rows, gap=1, split=True)]
     if not look.sources:
         blocks.append(Lines([key]))
     return Section("Pool", blocks, note="token slots")
@@ -159,7 +159,7 @@ def _memory(scene: Scene) -> Section:
     columns = [Column("", 26, right=False), *(Column(name, 9) for name in heads)]
     tight = tightest(ranks)
     budget = budgets[ranks.index(tight)] if tight is not None else budgets[0]
-    return Section(title, [Table(columns, rows), Fields(_verdict(look, budget))], note=note)
+    return Section(title, [Table(columns, rows, split=True), Fields(_verdict(look, budget))], note=note)
 
 
 def _term(look: Look, term: Term, facts: Sequence[Fact[int]]) -> list[Cell]:
