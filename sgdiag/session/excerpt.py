@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sgdiag.releases.logs.lines import still_shown
 from sgdiag.session.recording import Excerpt
 
 BEGINNING_BYTES = 512 << 10
@@ -67,9 +68,7 @@ def _begin_of_run(descriptor: int, size: int) -> int:
 
 
 def _lines(path: Path, data: bytes, *, place: int) -> Excerpt | None:
-    """Whole lines as a terminal would still show them: of progress bars, which overwrite each other, the last one."""
-    shown = []
-    for raw in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
-        parts = [part for part in raw.split(b"\r") if part.strip()]
-        shown.append((parts[-1] if parts else b"")[: 4 * LINE_CHARS].decode("utf-8", "replace")[:LINE_CHARS])
+    """Whole lines as a terminal would still show them."""
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+    shown = [still_shown(line)[: 4 * LINE_CHARS].decode("utf-8", "replace")[:LINE_CHARS] for line in lines]
     return Excerpt(str(path), tuple(shown), first=0 if place else 1) if shown else None

@@ -18,6 +18,7 @@ import msgspec
 from sgdiag.model import Fact, Known, Log, LogLine, Server, Snapshot, SourceError, unknown
 from sgdiag.releases.logs import Fold, LogParser, NotableLine, error_lines, looks_like_sglang, snapshot_of
 from sgdiag.releases.logs.events import Event
+from sgdiag.releases.logs.lines import still_shown
 from sgdiag.releases.secrets import redact_text
 from sgdiag.sources.serverlog_clock import LogClock
 
@@ -218,10 +219,7 @@ def _tail(parser: LogParser, *, numbered: bool) -> tuple[LogLine, ...]:
 
 @functools.lru_cache(maxsize=1024)  # the same lines are shown at every read
 def _shown(raw: bytes) -> str:
-    """What a terminal would still show of the line: of progress bars, which overwrite each other, the last one."""
-    parts = [part for part in raw.split(b"\r") if part.strip()]
-    text = (parts[-1] if parts else b"")[: 4 * _SHOWN_CHARS].decode("utf-8", "replace")
-    return redact_text(text)[:_SHOWN_CHARS]
+    return redact_text(still_shown(raw)[: 4 * _SHOWN_CHARS].decode("utf-8", "replace"))[:_SHOWN_CHARS]
 
 
 def _not_regular(path: Path) -> SourceError:

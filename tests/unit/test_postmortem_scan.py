@@ -9,6 +9,7 @@ import os
 import threading
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -165,6 +166,7 @@ def test_compressed_files_and_other_encodings(tmp_path: Path) -> None:
         ("server.log.gz", gzip.compress(DEAD)),
         ("windows.log", DEAD.decode().encode("utf-16")),
         ("crlf.log", DEAD.replace(b"\n", b"\r\n")),
+        ("classic.log", DEAD.replace(b"\n", b"\r")),
     ):
         assert _told(read([_written(tmp_path / name, content)])) == _told(plain), name
 
@@ -273,6 +275,24 @@ def test_memory_does_not_grow_with_the_log() -> None:
 
     peak(5)
     assert peak(40) < 1.2 * peak(5)
+
+
+@pytest.mark.parametrize("line", [b"\x1b[0m\r", b'{"log":"\\r\\n"}'])
+def test_a_last_line_that_shows_nothing_is_passed_over(line: bytes) -> None:
+    last = fed(DEAD, line, b"\n").last
+    assert last is not None
+    assert last.line == DEAD.count(b"\n")
+
+
+@pytest.mark.parametrize("wrapper", [b"", b"2026-03-01T10:00:00.1Z stdout F "])
+@pytest.mark.parametrize("words", [1, 1000])
+def test_users_words_are_not_searched(wrapper: bytes, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = Mock()
+    monkeypatch.setattr("sgdiag.releases.signs.scan._FOLDED_HINT", hint)
+    fed(wrapper + b"[2026-03-01 10:00:00] Receive: obj=" + b"CUDA error " * words + b"\n")
+    hint.search.assert_not_called()
+    fed(wrapper + b"[2026-03-01 10:00:00] CUDA error\n")
+    hint.search.assert_called_once()
 
 
 def test_a_line_of_ten_megabytes() -> None:

@@ -21,6 +21,7 @@ from sgdiag.releases.logs import (
 )
 from sgdiag.releases.logs import events as e
 from sgdiag.releases.logs.batches import figures
+from sgdiag.releases.logs.lines import LineSplitter
 from sgdiag.releases.secrets import redact_text
 
 GIB = 1 << 30
@@ -464,6 +465,77 @@ def test_long_lines_are_cut_and_the_next_one_is_read() -> None:
         assert len(parser.unfinished) <= MAX_LINE_BYTES
     events = parser.feed(f"\n{STAMP}Memory pool end. avail mem=5.50 GB\n".encode())
     assert [(type(event), event.line) for event in events] == [(e.PoolEnd, 2)]
+
+
+POOL = f"{STAMP}Memory pool end. avail mem=5.50 GB".encode()
+BAR = b"\r 10%|#         | 1/9 [00:01<00:09,  1.00it/s]"
+
+
+def placed(*pieces: bytes) -> tuple[list[tuple[type[e.Event], int]], LogParser]:
+    parser = LogParser()
+    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+    return [(type(event), event.line) for event in events], parser
+
+
+def test_without_newlines_carriage_returns_end_lines() -> None:
+    ready = f"{STAMP}The server is fired up and ready to roll!\r".encode()
+    short = b"some words\r" + POOL + b"\r" + ready
+    events, parser = placed(short)
+    assert events == [(e.PoolEnd, 2), (e.Ready, 3)]
+    assert parser.lines == 3
+    filler = b"words\r" * MAX_LINE_BYTES
+    events, parser = placed(short, filler, POOL)
+    assert events == [(e.PoolEnd, 2), (e.Ready, 3), (e.PoolEnd, 4 + MAX_LINE_BYTES)]
+
+
+@pytest.mark.parametrize("before", [b"", b"a line\n"])
+def test_a_message_behind_any_length_of_progress_bars_is_found(before: bytes) -> None:
+    bars = BAR * (2 * MAX_LINE_BYTES // len(BAR))
+    events, _ = placed(before, bars, bars, POOL, b"\n")
+    assert [kind for kind, _ in events] == [e.PoolEnd]
+    events, _ = placed(before, b"x" * 2 * MAX_LINE_BYTES, b"x", b"\r" + POOL, b"\n")
+    assert [kind for kind, _ in events] == [e.PoolEnd]
+
+
+def test_what_follows_a_first_line_that_was_cut_has_newlines() -> None:
+    parser = LogParser(numbered=False)
+    parser.feed(b"the rest of a line\n")
+    parser.feed(b"words\r" * MAX_LINE_BYTES)
+    assert parser.lines == len(b"words\r")
+    parser.feed(POOL + b"\n")
+    assert parser.recognised == 1
+
+
+def test_a_message_behind_a_carriage_return_ends_a_traceback() -> None:
+    for line in (BAR + b"\r" + POOL, b"  " + BAR + b"\r" + POOL):
+        events, _ = placed(b"Traceback (most recent call last):\n  File\n" + line + b"\n")
+        assert events == [(e.Failure, 1), (e.PoolEnd, 3)]
+
+
+def test_what_is_kept_of_a_line_is_what_a_terminal_still_shows() -> None:
+    last = BAR.replace(b"1/9", b"8/9")
+    _, parser = placed(BAR * 200 + last + b"\r\n", BAR + b"\r" + POOL + last + b"\n")
+    assert [line.raw for line in parser.recent] == [last[1:], last[1:]]
+    assert [line.raw for line in parser.notable] == [POOL]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"aaa", b"b" * 30, b"c"]), max_size=40), st.data())
+def test_lines_do_not_depend_on_the_pieces_and_lose_no_state_that_fits(parts: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sgdiag.releases.logs.lines.MAX_LINE_BYTES", 32)
+        splitter, expected = LineSplitter(), LineSplitter()
+        lines = expected.feed(whole) + expected.finish()
+        found: list[bytes] = []
+        for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            found += splitter.feed(whole[begin:end])
+            assert len(splitter.unfinished) <= 32
+        found += splitter.finish()
+    assert found == lines
+    states = [state for line in lines for state in line.split(b"\r") if state]
+    assert states == [state[:32] for state in whole.replace(b"\n", b"\r").split(b"\r") if state]
 
 
 REAL_LINES = st.sampled_from([STAMP + text for text, _ in START_UP] + ["Traceback (most recent call last):", "  x", ""])

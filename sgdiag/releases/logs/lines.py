@@ -39,35 +39,73 @@ _docker_decoder = msgspec.json.Decoder(_DockerLine)
 
 
 class Written(NamedTuple):
-    """One message of the server's logger. ``stamped`` is false for what came past the logger (prints, other tools)."""
+    """One message of the server's logger. ``whole`` is the message with what stands before it, ``stamped`` false for
+    what came past the logger (prints, other tools)."""
 
     message: bytes
+    whole: bytes
     rank: str = ""
     time_s: float | None = None
     stamped: bool = False
 
 
+def still_shown(line: bytes) -> bytes:
+    """What a terminal would still show of the line: of progress bars, which overwrite each other, the last one."""
+    if b"\r" not in line:
+        return line
+    return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
+
+
 class LineSplitter:
-    """Cuts a stream into lines, whatever the chunks; keeps at most ``MAX_LINE_BYTES`` of an unfinished one."""
+    """Cuts a stream into lines of at most ``MAX_LINE_BYTES``, whatever the chunks.
+
+    A newline ends a line. Where as many bytes came without one, their last carriage return does, since there only
+    progress bars end in one; every one does in a stream that has no newline before them.
+    """
 
     def __init__(self, *, drop_first: bool = False) -> None:
         self._held = b""
         self._dropping = drop_first
+        self._had_newline = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that end in ``chunk``, without their newline. They may be longer than ``MAX_LINE_BYTES``."""
-        lines = chunk.split(b"\n")
-        if self._held:
-            lines[0] = self._held + lines[0][: MAX_LINE_BYTES - len(self._held)]
-        self._held = lines.pop()[:MAX_LINE_BYTES]
-        if self._dropping and lines:
-            self._dropping = False
-            del lines[0]
+        """The lines that end in ``chunk``, without what ends them."""
+        if self._dropping:
+            _, newline, chunk = chunk.partition(b"\n")
+            self._dropping, self._had_newline = not newline, bool(newline)
+        first, *rest = chunk.split(b"\n")
+        lines = self._cut(self._held + first)
+        if rest:
+            self._had_newline = True
+            if max(map(len, rest)) > MAX_LINE_BYTES:
+                rest = [part for line in rest for part in self._cut(line)]
+            lines += rest
+        self._held = lines.pop()
         return lines
+
+    def finish(self) -> list[bytes]:
+        """The lines of what stands after the last end of a line."""
+        held, self._held = self._held, b""
+        if self._had_newline or not held:
+            return [held] if held else []
+        return held.removesuffix(b"\r").split(b"\r")
 
     @property
     def unfinished(self) -> bytes:
-        return b"" if self._dropping else self._held
+        return self._held
+
+    def _cut(self, line: bytes) -> list[bytes]:
+        parts: list[bytes] = []
+        while len(line) > MAX_LINE_BYTES:
+            end = line.rfind(b"\r", 0, MAX_LINE_BYTES)
+            if end < 0:
+                end = line.find(b"\r", MAX_LINE_BYTES)
+            if end < 0:
+                line = line[:MAX_LINE_BYTES]
+                break
+            part, line = line[: min(end, MAX_LINE_BYTES)], line[end + 1 :]
+            parts += [part] if self._had_newline else part.split(b"\r")
+        return [*parts, line]
 
 
 class LineReader:
@@ -80,7 +118,6 @@ class LineReader:
 
     def written(self, line: bytes) -> list[Written]:
         """The messages of one line: several when progress bars, which end in a carriage return, share it."""
-        line = line[:MAX_LINE_BYTES]
         if line.startswith(_DOCKER_JSON):
             line = _docker_message(line)
         if b"\x1b" in line:
@@ -104,14 +141,14 @@ class LineReader:
             return self._stamped(line, stamp)
         gpu = _GPU.match(line, start)
         if gpu:
-            return Written(line[gpu.end() :], f"TP{int(gpu[1])}", None, True)
-        return Written(line[start:])
+            return Written(line[gpu.end() :], line, f"TP{int(gpu[1])}", None, True)
+        return Written(line[start:], line)
 
     def _stamped(self, line: bytes, stamp: re.Match[bytes]) -> Written:
         if stamp[1] != self._stamp:
             self._stamp, self._time_s = stamp[1], _seconds(stamp[1])
             self.newest_time_s = self._time_s or self.newest_time_s
-        return Written(line[stamp.end() :], stamp[2].strip().decode("ascii"), self._time_s, True)
+        return Written(line[stamp.end() :], line, stamp[2].strip().decode("ascii"), self._time_s, True)
 
 
 def _seconds(stamp: bytes) -> float | None:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Literal, NamedTuple
 
 from sgdiag.releases.logs.events import CustomAllreduce, Event, Failure, Retraction, Warned
-from sgdiag.releases.logs.lines import LineReader, LineSplitter, Written
+from sgdiag.releases.logs.lines import LineReader, LineSplitter, Written, still_shown
 from sgdiag.releases.logs.patterns import event_of
 from sgdiag.releases.secrets import redact_text
 
@@ -53,6 +53,9 @@ _HINTS = (
     b"disabled", b"reduced", b"capped", b"larger", b"alling back", b"unbalanced", _TRACEBACK, b"[rank", b".c",
 )  # fmt: skip
 
+_GOES_ON = (b" ", b"\t", b"", b"\r")
+"""The first byte of a line that is a traceback's; where carriage returns stand in it, messages may follow."""
+
 _CHAINED = (b"During handling of the above", b"The above exception was")
 
 
@@ -67,8 +70,8 @@ def quotes_users(message: bytes) -> bool:
 
 
 class NotableLine(NamedTuple):
-    """A line worth showing: its number among those that this parser saw, its bytes (at most 4096), rank prefix and
-    weight."""
+    """A line worth showing: its number among those that this parser saw, its bytes (at most 4096, and without what
+    overwrites them on a terminal or is overwritten by them), rank prefix and weight."""
 
     number: int
     raw: bytes
@@ -101,7 +104,7 @@ class LogParser:
 
     @property
     def unfinished(self) -> bytes:
-        """What stands after the last newline, at most ``MAX_LINE_BYTES``."""
+        """What stands after the last end of a line, at most ``MAX_LINE_BYTES``."""
         return self._splitter.unfinished
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -119,26 +122,27 @@ class LogParser:
         self.lines += len(lines)
         self.recognised += len(lines) - looked_at
         for offset in range(max(len(lines) - KEPT_RECENT, 0), len(lines)):
-            self.recent.append(NotableLine(first + offset, lines[offset][:_KEPT_BYTES], "", "info"))
+            self.recent.append(NotableLine(first + offset, still_shown(lines[offset])[:_KEPT_BYTES], "", "info"))
         return events
 
     def finish(self) -> list[Event]:
         """The events of a last line without newline and of a traceback that the end cut off."""
-        events = self.feed(b"\n") if self.unfinished else []
+        events = self.take(self._splitter.finish())
         if self._traceback is not None:
             events.append(self._traceback.failure(b""))
             self._traceback = None
         return events
 
     def _line(self, number: int, line: bytes) -> list[Event]:
-        if self._traceback is not None and line[:1] in (b" ", b"\t", b"", b"\r"):
+        if self._traceback is not None and line[:1] in _GOES_ON and b"\r" not in line[:-1]:
             return []
         events: list[Event] = []
         for written in self._reader.written(line):
+            before = len(events)
             self._message(number, written, events)
-        for event in events:
-            self.recognised += not isinstance(event, (Warned, Failure))
-            self.notable.append(NotableLine(number, line[:_KEPT_BYTES], event.rank, _level(event)))
+            for event in events[before:]:
+                self.recognised += not isinstance(event, (Warned, Failure))
+                self.notable.append(NotableLine(number, written.whole[:_KEPT_BYTES], event.rank, _level(event)))
         return events
 
     def _message(self, number: int, written: Written, events: list[Event]) -> None:
@@ -152,7 +156,7 @@ class LogParser:
                 return
         if event is not None:
             events.append(event)
-        elif not any(hint in message for hint in _HINTS) or quotes_users(message):
+        elif quotes_users(message) or not any(hint in message for hint in _HINTS):
             return
         elif message.rstrip().endswith(_TRACEBACK):
             self._traceback = _Traceback(message.partition(_TRACEBACK)[0], place)

@@ -28,6 +28,7 @@ from sgdiag.releases.logs.parser import LogParser, is_fatal, quotes_users
 from sgdiag.releases.secrets import redact_text
 from sgdiag.releases.signs import tracebacks
 from sgdiag.releases.signs.catalogue import SIGNS, Sign
+from sgdiag.releases.signs.literals import any_of
 
 MAX_MESSAGE_BYTES = 2048
 KEPT_CHARS = 600
@@ -92,8 +93,7 @@ def _by_hint() -> dict[str, list[_Searched]]:
 
 _SIGNS = _by_hint()
 _FOLD = bytes.maketrans(b"123456789", b"0" * 9)
-_HINTS = tuple({*(hint.encode() for hint in _SIGNS), *_OWN_HINTS})
-_FOLDED_HINTS = tuple({hint.translate(_FOLD) for hint in _HINTS})
+_FOLDED_HINT = any_of(hint.translate(_FOLD) for hint in (*(hint.encode() for hint in _SIGNS), *_OWN_HINTS))
 _KEPT_KINDS, _LONGEST_KIND_BYTES = 20_000, 400
 
 
@@ -222,7 +222,7 @@ class Scan:
 
     def finish(self) -> None:
         """To be called once, after the last piece."""
-        rest = self._splitter.feed(b"\n") if self._splitter.unfinished else []
+        rest = self._splitter.finish()
         self._take(rest, [*self._parser.take(rest), *self._parser.finish()])
         self._close_traceback()
 
@@ -244,15 +244,21 @@ class Scan:
 
     def _hinted(self, line: bytes) -> bool:
         """Whether the line may bear a sign. Logs repeat themselves: lines that differ in figures only are one kind."""
-        if len(line) > _LONGEST_KIND_BYTES:
-            return any(hint in line for hint in _HINTS)
         kind = line.translate(_FOLD)
+        if len(line) > _LONGEST_KIND_BYTES:
+            return self._may_bear_a_sign(line, kind)
         known = self._kinds.get(kind)
         if known is None:
             if len(self._kinds) >= _KEPT_KINDS:
                 self._kinds.clear()
-            known = self._kinds[kind] = any(hint in kind for hint in _FOLDED_HINTS)
+            known = self._kinds[kind] = self._may_bear_a_sign(line, kind)
         return known
+
+    def _may_bear_a_sign(self, line: bytes, kind: bytes) -> bool:
+        # Where users' requests are logged they are most of the log, no two alike.
+        if all(quotes_users(written.message) for written in self._reader.written(line)):
+            return False
+        return _FOLDED_HINT.search(kind) is not None
 
     def _events(self, waiting: collections.deque[Event], number: int, *, failures: bool = False) -> None:
         """Takes the events up to line ``number``; a failure of that line itself only once the line was looked at."""
@@ -341,8 +347,8 @@ class Scan:
 
     def _remember_last(self, lines: list[bytes]) -> None:
         for offset in range(len(lines) - 1, max(len(lines) - _LOOKED_BACK_LINES, -1), -1):
-            if lines[offset].strip():
-                written = self._reader.written(lines[offset])[-1]
+            if lines[offset].strip() and (shown := self._reader.written(lines[offset])):
+                written = shown[-1]
                 text = written.message[:MAX_MESSAGE_BYTES].decode("utf-8", "replace")
                 number = self.lines + offset + 1
                 place = _Place(number, written.rank, written.time_s or self._parser.newest_time_s)
