@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -122,7 +123,7 @@ def _lost(snapshot: Snapshot) -> Iterator[Stance]:
         for process in snapshot.processes
         if process.role == "scheduler" and process.state.or_else("") == "Z" and process.pid not in known
     ]
-    missing = _missing(snapshot)
+    missing = list(itertools.islice(_missing(snapshot), len(zombies) + 1))
     # Schedulers are started in the order of their ranks, so pids tell which is which when none is unaccounted for.
     zombies.sort(key=lambda process: process.pid)
     names = missing if len(missing) == len(zombies) else [f"scheduler {process.pid}" for process in zombies]
@@ -130,16 +131,20 @@ def _lost(snapshot: Snapshot) -> Iterator[Stance]:
         yield Stance(name=name, pid=process.pid, ended="zombie")
 
 
-def _missing(snapshot: Snapshot) -> list[str]:
-    """Ranks that the server should have on this host, by its sizes, and of which no process is known."""
+def _missing(snapshot: Snapshot) -> Iterator[str]:
+    """Ranks that the server should have on this host, by its sizes, and of which no process is known.
+
+    They come one by one: a size may be anything, while a caller wants no more of them than it has processes.
+    """
     server = snapshot.server
     if server.nnodes.or_else(1) > 1 or server.dp_size.or_else(1) > 1:
-        return []
-    wanted = [
-        RankId(pp=pp, tp=tp) for pp in range(server.pp_size.or_else(1)) for tp in range(server.tp_size.or_else(1))
-    ]
+        return
     present = {rank.id for rank in snapshot.ranks if _is_here(rank)}
-    return [rank_label(snapshot, Rank(id=rank)) for rank in wanted if rank not in present]
+    tp_size = server.tp_size.or_else(1)
+    for place in range(server.pp_size.or_else(1) * tp_size):
+        pp, tp = divmod(place, tp_size)
+        if RankId(pp=pp, tp=tp) not in present:
+            yield rank_label(snapshot, Rank(id=RankId(pp=pp, tp=tp)))
 
 
 _TITLES = {

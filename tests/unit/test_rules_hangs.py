@@ -189,6 +189,12 @@ def test_schedulers_that_ended_unseen_are_named_by_the_order_of_their_pids() -> 
     assert lost(71, tp_size=1, dp_size=2) == ["scheduler 71"]
 
 
+def test_ranks_that_nobody_started_are_not_listed() -> None:
+    for tp_size, pp_size in ((10**15, 1), (1, 10**15), (10**15, 10**15), (0, 10**15)):
+        assert lost(71, tp_size=tp_size, pp_size=pp_size) == ["scheduler 71"]
+    assert lost(71, tp_size=10**15, ranks=(rank(0), rank(2)))[2:] == ["scheduler 71"]
+
+
 def test_a_zombie_that_is_known_by_its_rank_is_told_once() -> None:
     assert lost(10, ranks=(rank(0),), tp_size=1) == ["TP0"]
     other = (Process(pid=77, role="detokenizer", state=known("Z")), Process(pid=78, role="scheduler"))
