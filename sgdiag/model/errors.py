@@ -47,11 +47,18 @@ def near(name: str, names: Collection[str]) -> str:
     there are none."""
     import difflib
 
-    wanted = name.lower().replace("_", "-")
-    found = [one for one in names if wanted and one.lower().startswith(wanted)]
-    found = found or [one for one in names if len(wanted) >= LEAST_PART and wanted in one.lower()]
-    found = found or difflib.get_close_matches(wanted, names, MAX_NEAR)
+    wanted = _folded(name)
+    folded = {one: _folded(one) for one in names}
+    found = [one for one in names if wanted and folded[one].startswith(wanted)]
+    found = found or [one for one in names if len(wanted) >= LEAST_PART and wanted in folded[one]]
+    if not found:
+        alike = difflib.get_close_matches(wanted, folded.values(), MAX_NEAR)
+        found = sorted((one for one in names if folded[one] in alike), key=lambda one: alike.index(folded[one]))
     return f"near it: {', '.join(found[:MAX_NEAR])}" if found else ""
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 class SourceError(SgdiagError):

@@ -11,8 +11,9 @@ import msgspec
 
 from sgdiag.model import Fact, Known, RankId, SgdiagError, unknown
 from sgdiag.releases.secrets import is_secret_name, redact_values
-from sgdiag.remote import Execute, PathError, RemoteError, Result, Tensor, plain
+from sgdiag.remote import Execute, PathError, Reader, RemoteError, Result, Status, Tensor, plain
 from sgdiag.session.attach import Access, find_schedulers
+from sgdiag.session.object_names import Nearby
 from sgdiag.sources.objects import Observation, SchedulerProcess, encodable, source_error
 from sgdiag.sources.procfs import ProcFs
 
@@ -51,6 +52,7 @@ class Inspector:
         ranks, release = find_schedulers(target, access)
         labels = _labels(ranks)
         self._opened: dict[str, SchedulerProcess | SgdiagError] = {}
+        self._nearby = Nearby()
         if rank is not None and not 0 <= rank < len(ranks):
             raise SgdiagError(f"there is no rank {rank}", f"the server has {len(ranks)} here, from 0 on")
         for place, (label, pid) in enumerate(zip(labels, ranks.values(), strict=True)):
@@ -67,16 +69,16 @@ class Inspector:
 
     def look(self, paths: Sequence[str]) -> tuple[RankLines, ...]:
         """These paths, or without any all facts of the schema, in every scheduler."""
-        return tuple(_rank(label, process, paths) for label, process in self._opened.items())
+        return tuple(_rank(label, process, paths, self._nearby) for label, process in self._opened.items())
 
 
-def _rank(label: str, process: SchedulerProcess | SgdiagError, paths: Sequence[str]) -> RankLines:
+def _rank(label: str, process: SchedulerProcess | SgdiagError, paths: Sequence[str], nearby: Nearby) -> RankLines:
     if isinstance(process, SgdiagError):
         return RankLines(label, 0, unknown(process.problem), "", False, (), str(process))
     try:
         if not process.has_root:
             process.find_roots()
-        complete, lines = _paths(process, paths) if paths else _schema(process)
+        complete, lines = _paths(process, paths, nearby) if paths else _schema(process)
     except RemoteError as error:
         problem = source_error(process.pid, error, ProcFs())
         return RankLines(label, process.pid, process.release, "", False, (), str(problem))
@@ -100,7 +102,7 @@ def normal(path: str) -> str:
     return re.sub(r"^(len\()?Scheduler\b", r"\1scheduler", path.strip().removeprefix("object:"))
 
 
-def _paths(process: SchedulerProcess, paths: Sequence[str]) -> tuple[bool, tuple[Line, ...]]:
+def _paths(process: SchedulerProcess, paths: Sequence[str], nearby: Nearby) -> tuple[bool, tuple[Line, ...]]:
     try:
         group = process.group(tuple(map(normal, paths)))
     except PathError as error:
@@ -109,12 +111,15 @@ def _paths(process: SchedulerProcess, paths: Sequence[str]) -> tuple[bool, tuple
     if strange := group.roots - roots:
         raise SgdiagError(f"no path starts with {min(strange)}", f"known here: {', '.join(sorted(roots))}")
     snapshot = process.reader.read(group)
-    return snapshot.complete, tuple(_of_result(path, snapshot.results[path]) for path in group.paths)
+    lines = (_of_result(path, snapshot.results[path], process.reader, nearby) for path in group.paths)
+    return snapshot.complete, tuple(lines)
 
 
-def _of_result(path: str, result: Result) -> Line:
+def _of_result(path: str, result: Result, reader: Reader, nearby: Nearby) -> Line:
     if not result.has_value:
-        return Line(path, result.status.value, reason=result.reason or "no value")
+        instead = nearby.of(reader, path) if result.status is Status.ABSENT else ""
+        reason = result.reason or "no value"
+        return Line(path, result.status.value, reason=f"{reason} ({instead})" if instead else reason)
     return Line(path, result.status.value, value=without_secrets(path, plain(result.value)))
 
 

@@ -21,6 +21,7 @@ from sgdiag.model import (
     combine,
     decode_snapshot,
     encode,
+    near,
     reporting_rank,
     unknown,
 )
@@ -126,3 +127,16 @@ def test_a_rank_is_labelled_as_in_the_log() -> None:
     assert RankId(1, 0, 3).label(dp_size=2) == "DP1 TP3"
     assert RankId(1, 2, 3).label(dp_size=2, pp_size=4) == "DP1 PP2 TP3"
     assert RankId().label() == "TP0"
+
+
+@pytest.mark.parametrize("name", ["y_m", "y-m", "radix_key", "RADIX-KEY", "radx_key_memory_of_all_ranks"])
+@pytest.mark.parametrize("spelt", ["radix_key_memory_of_all_ranks", "radix-key-memory-of-all-ranks"])
+def test_dashes_and_underscores_are_alike_in_a_misspelt_name(name: str, spelt: str) -> None:
+    assert near(name, ["page_size", spelt]) == f"near it: {spelt}"
+
+
+def test_the_nearest_name_comes_first() -> None:
+    assert (
+        near("waiting_quee", ["waiting_queued", "other", "waiting_queue"]) == "near it: waiting_queue, waiting_queued"
+    )
+    assert near("zz", ["waiting_queue"]) == near("", ["waiting_queue"]) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from sgdiag.model import RankId, SgdiagError, unknown
 from sgdiag.session import objects
 from sgdiag.session.attach import Access
 from sgdiag.session.objects import normal, without_secrets
+from sgdiag.sources.objects import SchedulerProcess
 from tests.unit.test_objects_source import Toy, running
 
 
@@ -43,6 +45,38 @@ def test_paths_are_printed_with_how_far_they_can_be_trusted(toy: Toy) -> None:
     ]
     assert lines[0].endswith(" 7") and lines[2].endswith("Scheduler has no attribute 'nope'")
     assert '"object": "ScheduleBatch"' in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("scheduler.waiting_queu", "waiting_queue"),
+        ("len(scheduler.waitingqueue)", "waiting_queue"),
+        ("scheduler.running_batch.seq_len", "seq_lens_sum"),
+        ("scheduler.runing_batch.reqs[0].rid", "running_batch"),
+        ("scheduler.req_to_token_pool.free_slot[1]", "free_slots"),
+        ("scheduler.slotted.a_very_long_nam", "a_very_long_name"),
+        ("scheduler.waiting_queue.appendd", ""),
+        ("scheduler.zzzz", ""),
+        ('scheduler.running_batch["reqs"]', ""),
+        ("scheduler.waiting_queue[7]", ""),
+    ],
+)
+def test_a_misspelt_name_gets_near_ones(toy: Toy, path: str, near: str) -> None:
+    (line,) = json.loads(run("--json", path).stdout)["ranks"][0]["lines"]
+    assert line["status"] == "absent"
+    _, bracket, said = line["reason"].partition(" (near it: ")
+    assert near in said.rstrip(")").split(", ") if near else not bracket
+
+
+def test_near_names_are_looked_for_again_without_new_memory(toy: Toy) -> None:
+    with contextlib.closing(objects.Inspector(None, Access(run_child=False))) as inspector:
+        first = inspector.look(["scheduler.waiting_queu"])
+        (process,) = inspector._opened.values()
+        assert isinstance(process, SchedulerProcess)
+        groups = len(process.reader._failures)
+        assert inspector.look(["scheduler.waiting_queu"]) == first
+        assert len(process.reader._failures) == groups
 
 
 def test_odd_contents_are_printed_without_harm(toy: Toy) -> None:

@@ -52,6 +52,13 @@ class RadixCache:
         self.evictable_size_, self.protected_size_ = 30, 5
 
 
+class Slotted:
+    __slots__ = ("a_very_long_name",)
+
+    def __init__(self) -> None:
+        self.a_very_long_name = 1
+
+
 class Scheduler:
     def __init__(self, algorithm: str) -> None:
         self.tp_rank, self.pp_rank, self.dp_rank = 0, 0, None
@@ -68,6 +75,7 @@ class Scheduler:
         self.draft_worker = EAGLEWorker() if algorithm != "NONE" else None
         self.spec_total_num_forward_ct, self.spec_total_num_accepted_tokens = 4, 10
         self.current_scheduler_metrics_enabled = False
+        self.slotted = Slotted()
         self.odd = ["half \udc80", "\x1b[31mred", 1 << 20_000, float("inf")]
         self.last_gen_throughput = 55.5
         self.stats = thing(cache_hit_rate=0.25, spec_accept_length=2.5)
