@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sgdiag.analysis.format import clean, count
 from sgdiag.analysis.kv.base import Span, minimum_by_gpu
-from sgdiag.analysis.kv.budget import Budget
+from sgdiag.analysis.kv.budget import ELSEWHERE, Budget
 from sgdiag.analysis.kv.terms import ALWAYS, Term
 from sgdiag.analysis.kv.whatif import Outcome
 from sgdiag.cli.wrapping import columns, wrapped
@@ -148,6 +148,8 @@ def _comparison(budget: Budget, slot: Fact[int]) -> Iterable[_Line]:
     yield _Line("observed in pools", _gib(budget.observed_rest_bytes), budget.observed_rest_bytes)
     if isinstance(budget.difference_bytes, Known):
         yield _Line("difference", _gib(budget.difference_bytes), why=budget.difference_reason or "rounding")
+    if isinstance(budget.elsewhere_bytes, Known):
+        yield _Line("not its own", _gib(budget.elsewhere_bytes), why=ELSEWHERE)
     tokens, cell = budget.capacity_tokens, budget.bytes_per_token
     if isinstance(tokens, Known):
         each = f", {cell.value:,.0f} bytes each" if isinstance(cell, Known) else ""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -14,10 +15,13 @@ from sgdiag.analysis.kv.budget import budget_of
 from sgdiag.cli import cli
 from sgdiag.cli.kv import kv
 from sgdiag.cli.kv_screen import print_budgets
-from sgdiag.model import Known
+from sgdiag.model import NOT_ASKED, GpuProcess, Known
 from sgdiag.model.errors import SgdiagError
 from sgdiag.resources import recording
 from sgdiag.session.recording import read_frame
+from sgdiag.tui.app import PAGES
+from sgdiag.tui.paint import Look
+from sgdiag.tui.scene import Scene
 from tests.unit.made_models import DENSE, write_model
 
 STAMP = "[2026-04-05 06:07:08"
@@ -99,6 +103,20 @@ def test_a_slot_of_the_configuration_may_hold_the_drafts(
     snapshot = read_frame(recording("demo.sgdiag"))
     print_budgets(snapshot, [budget_of(snapshot, snapshot.ranks[0])], slot=Known(slot, "config.json"))
     assert f"by the configuration    {shown}  config.json\n" in capsys.readouterr().out
+
+
+def test_what_others_took_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot = read_frame(recording("demo.sgdiag"))
+    (rank, *_), device, pid = snapshot.ranks, snapshot.gpus.devices[0], snapshot.ranks[0].pid.or_else(0)
+    ready = Known(rank.memory.free_before_load_bytes.or_else(0) - (20 << 30), "log")
+    full = msgspec.structs.replace(rank, memory=msgspec.structs.replace(rank.memory, free_at_ready_bytes=ready))
+    for held, is_told in ((20, False), (2, True)):
+        holder = Known((GpuProcess(pid, Known(held << 30, "nvml")),), "nvml")
+        gpus = msgspec.structs.replace(snapshot.gpus, devices=(msgspec.structs.replace(device, processes=holder),))
+        now = msgspec.structs.replace(snapshot, ranks=(full,), gpus=gpus)
+        print_budgets(now, [budget_of(now, full)], slot=NOT_ASKED)
+        assert ("not its own" in capsys.readouterr().out) is is_told
+        assert ("not its own" in "".join(line.plain for line in PAGES["kv"](Scene(Look(now), 80, 60)))) is is_told
 
 
 def test_there_is_no_bar_where_most_of_it_would_look_free(tmp_path: Path) -> None:

@@ -167,6 +167,17 @@ def balanced(kv: KvPool | None = None, *, server: dict[str, Any] | None = None, 
     return budget_of(snapshot(one, **{"mem_fraction_static_ratio": 0.8, **(server or {})}), one)
 
 
+@pytest.mark.parametrize(("holds", "elsewhere"), [(12, 18), (29, None), (31, None)])
+def test_what_others_took_while_it_started_is_told_from_its_own(holds: int, elsewhere: int | None) -> None:
+    memory = {"free_before_load_bytes": 100, "free_after_load_bytes": 90, "free_at_ready_bytes": 70}
+    told = RankMemory(**{name: known(value * GIB) for name, value in memory.items()})
+    one = Rank(id=RankId(), pid=known(7), memory=told)
+    held = (GpuProcess(3, known(9 * GIB)), GpuProcess(7, known(holds * GIB)))
+    here = msgspec.structs.replace(snapshot(one), gpus=Gpus(devices=(Gpu(index=0, processes=known(held)),)))
+    assert budget_of(here, one).elsewhere_bytes.or_else(None) == (elsewhere and elsewhere * GIB)
+    assert isinstance(budget_of(snapshot(one), one).elsewhere_bytes, Unknown), "the driver was not asked"
+
+
 def test_what_the_fraction_leaves() -> None:
     budget = balanced(pool(size_bytes=48 * GIB, capacity_tokens=1000), multimodal_reservation_bytes=2)
     assert budget.slack_bytes.value == 20 * GIB

@@ -17,11 +17,27 @@ from collections.abc import Iterable
 import msgspec
 
 from sgdiag.analysis.kv.base import Base, Span, base_of
-from sgdiag.analysis.kv.terms import Term, observed_rest, request_table, state_follows_memory, taken_later, terms_of
+from sgdiag.analysis.kv.terms import (
+    Term,
+    gone_elsewhere,
+    observed_rest,
+    request_table,
+    state_follows_memory,
+    taken_later,
+    terms_of,
+)
 from sgdiag.model import NOT_ASKED, Fact, Known, Rank, RankId, Snapshot, Unknown, combine, unknown
 
 ROUNDING_BYTES = round(0.05 * 2**30)
 """What the figures of one balance, printed with two digits each, can add up to."""
+
+ELSEWHERE = (
+    "went while it started, and its process does not hold it: others took it meanwhile, or it was given back since; "
+    "the terms may hold some of it"
+)
+
+_SPREAD_BYTES = 2**30
+"""By so much the ranks of a server may differ, and some of its figures are those of the rank that has least."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +47,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     pool), negative where weights and slack need more than there is; ``predicted_rest_span_bytes`` holds the truth also
     where some ranks are not visible. ``observed_rest_bytes`` is what the pools took, ``difference_bytes`` observed less
     predicted, ``difference_reason`` its likely reason, empty where the two agree; ``capped`` where a flag, and not
-    memory, sets the pool's size.
+    memory, sets the pool's size. ``elsewhere_bytes`` went while the rank started, but not to its process, and so the
+    terms may hold what others took; unknown unless it is more than ranks differ by.
 
     Below ``minimum_fraction_ratio`` nothing is left for pools; ``minimum_fraction_span`` is the same where the base is
     known as a range only. At ``largest_fraction_ratio`` what was taken after the pools, as observed, just fits, with
@@ -51,6 +68,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     difference_bytes: Fact[int]
     difference_reason: str
     capped: bool
+    elsewhere_bytes: Fact[int]
     minimum_fraction_ratio: Fact[float]
     minimum_fraction_span: Fact[Span]
     minimum_limit: str
@@ -112,6 +130,7 @@ def budget_of(snapshot: Snapshot, rank: Rank | RankId) -> Budget:
         observed_rest_bytes=observed,
         difference_bytes=difference,
         capped=capped,
+        elsewhere_bytes=_elsewhere(snapshot, mine),
         difference_reason=_why(snapshot, mine, base, difference, span, capped),
         minimum_fraction_ratio=combine(
             lambda free, end: max(1 - (end - fixed) / free, 0.0), before, after, source="1 - after load/base"
@@ -123,6 +142,13 @@ def budget_of(snapshot: Snapshot, rank: Rank | RankId) -> Budget:
         bytes_per_token=_per_token(mine),
         capacity_tokens=mine.kv.capacity_tokens,
     )
+
+
+def _elsewhere(snapshot: Snapshot, rank: Rank) -> Fact[int]:
+    found = gone_elsewhere(snapshot, rank)
+    if isinstance(found, Known) and found.value <= _SPREAD_BYTES:
+        return unknown("its process holds what went while it started")
+    return found
 
 
 def tightest(ranks: Iterable[Rank]) -> Rank | None:

@@ -113,6 +113,22 @@ def last_free(rank: Rank) -> Fact[int]:
     return unknown("what was free after the last graph is not known")
 
 
+def gone_elsewhere(snapshot: Snapshot, rank: Rank) -> Fact[int]:
+    """Bytes that went while the rank started and that its process does not hold; at most 0 where all are its own.
+
+    SGLang measures its terms by what is free on the GPU, so they hold what other processes took meanwhile.
+    """
+    gpu, pid = _gpu(snapshot, rank), rank.pid.or_else(0)
+    if gpu is None:
+        return unknown("the driver was not asked which processes hold this GPU")
+    held = next(one.memory_bytes for one in gpu.processes.or_else(()) if one.pid == pid)
+    return combine(
+        lambda before, end, mine: before - end - mine,
+        *(free_before_load(rank), last_free(rank), held),
+        source="before load - when ready - held by the process",
+    )
+
+
 def _nccl(snapshot: Snapshot, rank: Rank) -> tuple[Term, ...]:
     """What NCCL's buffers should take of it, where its settings are known."""
     total = predicted(snapshot, rank).map(lambda found: found.total)

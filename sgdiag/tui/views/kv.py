@@ -10,7 +10,7 @@ from rich.text import Text
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.batch_shapes import shape_text
 from sgdiag.analysis.freshness import stale_for_s
-from sgdiag.analysis.kv.budget import Budget, budget_of, tightest
+from sgdiag.analysis.kv.budget import ELSEWHERE, Budget, budget_of, tightest
 from sgdiag.analysis.kv.terms import ALWAYS, Term
 from sgdiag.analysis.workers import over_workers
 from sgdiag.model import Fact, Known, Rank
@@ -199,6 +199,9 @@ def _verdict(look: Look, budget: Budget) -> list[Row]:
         Row("smallest fraction", look.fact(budget.minimum_fraction_ratio, lambda ratio: f"above {ratio:.3f}")),
         Row("largest fraction", look.fact(budget.largest_fraction_ratio, lambda ratio: f"{ratio:.3f}")),
     ]
+    if isinstance(budget.elsewhere_bytes, Known):
+        shown = look.join(look.ink(fmt.size(budget.elsewhere_bytes.value), "warn"), f" {ELSEWHERE}")
+        rows.append(Row("not its own", Cell(shown, (budget.elsewhere_bytes,)), whole=True))
     if budget.difference_reason:
         rows.append(Row("they differ", look.text(budget.difference_reason), whole=True))
     return rows
