@@ -17,6 +17,7 @@ _WATCHED = (
         r"(?:, self\.soft=(?P<soft>True|False))?)?",
         ("atchdog",),
     ),
+    Sign("included-router", r"'_IncludedRouter' object has no attribute 'path'", ("_IncludedRouter",)),
     Sign(
         "health-check-failed",
         r"(?:[Ss]erver (?:couldn't|could not) get a response from detokenizer|Health check failed\. Server couldn't"

@@ -66,6 +66,33 @@ def _seconds(clock: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
+@explains("fastapi-too-new")
+def fastapi_too_new(incident: Incident) -> Explanation | None:
+    """A FastAPI whose routes SGLang's own counter of requests does not know."""
+    at = incident.first("included-router")
+    if at is None:
+        return None
+    times = incident.counts.get("included-router", 1)
+    finding = Finding(
+        id="fastapi-too-new",
+        title=f"SGLang's metrics do not know this FastAPI's routes: {times} request(s) answered with 500",
+        verdict="WARN",
+        confidence=0.9,
+        evidence=(at.evidence(),),
+        cause="from 0.137 on FastAPI wraps routers that are included; up to 0.5.15 SGLang's --enable-metrics asks the "
+        "wrapper for its path. Of SGLang's own addresses that is /v1/loads; all others serve",
+        told="an unhandled exception of the web framework, which names neither FastAPI's version nor the flag",
+        advice=(
+            Advice(
+                "install the FastAPI before that", "pip install 'fastapi<0.137'", "/v1/loads answers after a restart"
+            ),
+            Advice("or take a release that does not mind", "SGLang 0.5.16 or newer"),
+            Advice("or serve without metrics", "leave out --enable-metrics"),
+        ),
+    )
+    return Explanation(finding, at, "symptom")
+
+
 @explains("warm-up-through-proxy")
 def proxied(incident: Incident) -> Explanation | None:
     """A proxy, not the server, answered the server's own warm-up request."""
