@@ -80,7 +80,8 @@ class Memory:
         self.bytes_read = 0
         self._buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
         self._view = memoryview(self._buffer).cast("B")
-        self._local = (ctypes.c_uint64 * 2)(ctypes.addressof(self._buffer), 0)
+        self._buffer_at = ctypes.addressof(self._buffer)
+        self._local = (ctypes.c_uint64 * 2)(self._buffer_at, 0)
         self._remote = (ctypes.c_uint64 * 2)()
         self._local_at, self._remote_at = ctypes.addressof(self._local), ctypes.addressof(self._remote)
         self._looked_at = 0.0
@@ -90,6 +91,13 @@ class Memory:
         self._descriptor = self._open()
         self.refresh_mappings()
         self.uses_proc_mem = force_proc_mem or not self._system_call_works()
+
+    def room(self, size: int) -> tuple[int, memoryview]:
+        """Where so many bytes can be read to, until the next read: by address, and as memory."""
+        if size <= _BUFFER_BYTES:
+            return self._buffer_at, self._view
+        buffer = ctypes.create_string_buffer(size)
+        return ctypes.addressof(buffer), memoryview(buffer).cast("B")
 
     def _open(self) -> int:
         pid = self.process.pid
@@ -184,19 +192,17 @@ class Batch:
     """Many blocks read in the given order with one system call per 1,024 of them.
 
     It does not look whether they belong to a device: give it what was read before, or asked ``is_device`` about.
+    ``ends`` says where each of the blocks ends in what is read.
     """
 
     def __init__(self, memory: Memory, blocks: Sequence[Block]) -> None:
         """Prepares the read, to be run as often as needed."""
         self._memory = memory
         self.blocks = tuple(blocks)
-        self._ends = list(itertools.accumulate([size for _, size in self.blocks]))
-        self.size = self._ends[-1] if self._ends else 0
+        self.ends = list(itertools.accumulate([size for _, size in self.blocks]))
+        self.size = self.ends[-1] if self.ends else 0
         if self.size > MAX_READ_BYTES:
             raise BadAddressError(f"{self.size} bytes are too many for one read")
-        self._buffer = ctypes.create_string_buffer(max(self.size, 1))
-        self._view = memoryview(self._buffer).cast("B")
-        self._at = ctypes.addressof(self._buffer)
         self._vector = array("Q", itertools.chain.from_iterable(self.blocks))
         self._vector_at, _ = self._vector.buffer_info()
 
@@ -204,21 +210,23 @@ class Batch:
         """All blocks, or the first ``count``, joined; if one cannot be read any more, each for itself, None for it."""
         memory, wanted = self._memory, self.blocks[:count]
         if memory.uses_proc_mem:
-            return [self._read_one(*block) for block in wanted]
+            return [self.read_one(*block) for block in wanted]
+        at, view = memory.room(self.size)
         start = 0
         for first in range(0, len(wanted), _IOV_MAX):
             end = min(first + _IOV_MAX, len(wanted))
-            size = self._ends[end - 1] - start
-            local = struct.pack("<QQ", self._at + start, size)
+            size = self.ends[end - 1] - start
+            local = struct.pack("<QQ", at + start, size)
             got = _readv(memory.process.pid, local, 1, self._vector_at + 16 * first, end - first, 0)
             memory.calls += 1
             if got != size:
-                return [self._read_one(*block) for block in wanted]
+                return [self.read_one(*block) for block in wanted]
             start += size
         memory.bytes_read += start
-        return bytes(self._view[:start])
+        return bytes(view[:start])
 
-    def _read_one(self, address: int, size: int) -> bytes | None:
+    def read_one(self, address: int, size: int) -> bytes | None:
+        """One block, None if it cannot be read."""
         try:
             return self._memory.read(address, size)
         except BadAddressError:
@@ -226,5 +234,5 @@ class Batch:
 
     def split(self, joined: bytes) -> list[bytes]:
         """What ``read`` returned as one, block by block."""
-        count = bisect.bisect_right(self._ends, len(joined))
-        return [joined[start:end] for start, end in itertools.pairwise([0, *self._ends[:count]])]
+        count = bisect.bisect_right(self.ends, len(joined))
+        return [joined[start:end] for start, end in itertools.pairwise([0, *self.ends[:count]])]

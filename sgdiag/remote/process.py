@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sgdiag.remote.errors import GoneError, NotPermittedError, RemoteError
 
 _DELETED = " (deleted)"
 _STAT_BYTES = 4096
+_STAT_FIELDS = 26
 
 
-@dataclass(frozen=True)
-class Incarnation:
+class Incarnation(NamedTuple):
     """One program run by one process: a pid can be used again, and ``exec`` keeps both pid and start time."""
 
     start_time: int
@@ -63,27 +65,26 @@ class Process:
     """A process by number, pinned to the program that it ran when this object was made."""
 
     def __init__(self, pid: int) -> None:
+        """Raises GoneError."""
         self.pid = pid
         self.proc = Path("/proc") / str(pid)
-        self._stat_path = f"/proc/{pid}/stat"
+        try:
+            self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            raise GoneError(f"there is no process {pid}") from None
+        # Open for as long as this object lives, since it is asked after each read of a group.
+        weakref.finalize(self, os.close, self._stat)
         self.incarnation = self._incarnation()
 
     def _incarnation(self) -> Incarnation:
         try:
-            fields = self._stat().rpartition(b")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
+            text = os.pread(self._stat, _STAT_BYTES, 0)
+        except ProcessLookupError:
             raise GoneError(f"there is no process {self.pid}") from None
+        fields = text.rpartition(b")")[2].split(None, _STAT_FIELDS)
         if fields[0] in b"ZX":
             raise GoneError(f"process {self.pid} has ended")
         return Incarnation(start_time=int(fields[19]), code_start=int(fields[23]), stack_start=int(fields[25]))
-
-    def _stat(self) -> bytes:
-        # Asked twice in each read of a group, so without pathlib.
-        descriptor = os.open(self._stat_path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, _STAT_BYTES)
-        finally:
-            os.close(descriptor)
 
     def check_same(self) -> None:
         """Raise GoneError unless this is still the program that was attached to."""

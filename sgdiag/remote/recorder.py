@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from sgdiag.remote.errors import TornError
-from sgdiag.remote.memory import Block, Memory
+from sgdiag.remote.memory import ADDRESS_LIMIT, Batch, Block, Memory
 
 _LINE_BYTES = 256
+_LOWEST_ADDRESS = 0x1000
+
+
+def place_of(block: Block) -> Block:
+    """The line that a block lies in; the block itself if it lies in several.
+
+    A line never crosses a page, so it can be read if any of it can.
+    """
+    address, size = block
+    start = address & -_LINE_BYTES
+    return (start, _LINE_BYTES) if address + size <= start + _LINE_BYTES else block
 
 
 @dataclass
@@ -20,9 +32,9 @@ class Record:
     blocks: dict[Block, bytes] = field(default_factory=dict)
     guards: dict[Block, bytes] = field(default_factory=dict)
 
-    def is_apart_from(self, blocks: Set[Block]) -> bool:
-        """Whether none of these blocks is one of its own."""
-        return self.blocks.keys().isdisjoint(blocks) and self.guards.keys().isdisjoint(blocks)
+
+Sight: TypeAlias = dict[Block, bytes]
+"""Memory as one look at it found it, by places as ``place_of`` gives them."""
 
 
 class Recorder:
@@ -32,21 +44,20 @@ class Recorder:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.record: Record | None = None
-        self._look: dict[Block, bytes] | None = None
-        self._lines: dict[int, bytes] = {}
+        self._sight: Sight | None = None
 
     @contextmanager
-    def one_look(self, before: Mapping[Block, bytes]) -> Iterator[None]:
-        """Within the block, no place is read twice: what ``before`` holds is taken from there, and neighbours of what
-        was read come from the same look at it.
+    def one_look(self, sight: Sight) -> Iterator[None]:
+        """Within the block, no place is read twice: what ``sight`` holds is taken from there, and what is read is
+        added to it, with its neighbours.
 
-        For those who compare with memory afterwards, since what they are given may be as old as ``before``.
+        For those who compare with memory afterwards, since what they are given may be as old as ``sight``.
         """
-        self._look, self._lines = dict(before), {}
+        self._sight = sight
         try:
             yield
         finally:
-            self._look = None
+            self._sight = None
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -66,32 +77,45 @@ class Recorder:
 
     def peek(self, address: int, size: int) -> bytes:
         """Memory that does not decide the value, or that ``expect`` accounts for."""
-        look = self._look
-        if look is None:
+        sight = self._sight
+        if sight is None or address <= 0:
             return self.memory.read(address, size)
-        data = look.get((address, size))
-        if data is None:
-            data = look[address, size] = self._neighbourhood(address, size)
-        return data
-
-    def _neighbourhood(self, address: int, size: int) -> bytes:
         at = address % _LINE_BYTES
-        if at + size > _LINE_BYTES or address <= 0:
-            return self.memory.read(address, size)
-        start = address - at
-        line = self._lines.get(start)
-        if line is None:
-            # A line never crosses a page, so it can be read if any of it can.
-            line = self._lines[start] = self.memory.read(start, _LINE_BYTES)
-        return line[at : at + size]
+        place = (address - at, _LINE_BYTES)
+        if at + size > _LINE_BYTES:
+            at, place = 0, (address, size)
+        data = sight.get(place)
+        if data is None:
+            data = sight[place] = self.memory.read(*place)
+        return data[at : at + size]
+
+    def prefetch(self, places: Iterable[Block]) -> None:
+        """Read several places with one call, within ``one_look``; what cannot be read is left out."""
+        sight, memory = self._sight, self.memory
+        if sight is None:
+            return
+        wanted = {
+            (address, size)
+            for address, size in places
+            if _LOWEST_ADDRESS < address < ADDRESS_LIMIT
+            and (address, size) not in sight
+            and not memory.is_device(address, size)
+        }
+        batch = Batch(memory, tuple(wanted))
+        found = batch.read()
+        pieces = batch.split(found) if isinstance(found, bytes) else found
+        sight.update((place, piece) for place, piece in zip(batch.blocks, pieces, strict=True) if piece is not None)
 
     def expect(self, address: int, data: bytes) -> None:
         """Depend on memory that was read earlier, without reading it now. Raises TornError if it is known to differ."""
         if self.record is None:
             return
         block = (address, len(data))
-        if self._look is not None and self._look.setdefault(block, data) != data:
-            raise TornError("it is not what it was")
+        if self._sight is not None:
+            place = place_of(block)
+            seen = self._sight.get(place)
+            if seen is not None and not seen.startswith(data, address - place[0]):
+                raise TornError("it is not what it was")
         self.record.guards.setdefault(block, data)
 
     def forget(self, address: int) -> None:

@@ -38,9 +38,10 @@ class Scalars(Types):
             count, sign = abs(size), -1 if size < 0 else 1 if size else 0
         if count > MAX_DIGITS or sign < -1:
             raise TornError("an int of impossible size")
-        digits = (_uint32(data, numbers.int_digit - 16)[0],)
-        if count > 1:
-            digits = struct.unpack(f"<{count}I", self.read(address + numbers.int_digit, 4 * count))
+        (digit,) = _uint32(data, numbers.int_digit - 16)
+        if count <= 1 and not digit >> numbers.int_digit_bits:
+            return int(sign * digit) if count else 0
+        digits = struct.unpack(f"<{count}I", self.read(address + numbers.int_digit, 4 * count))
         if any(digit >> numbers.int_digit_bits for digit in digits[:count]):
             raise TornError("an int of impossible digits")
         return int(sign * sum(digit << numbers.int_digit_bits * i for i, digit in enumerate(digits[:count])))

@@ -14,16 +14,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sgdiag.remote.errors import AbsentError, BadAddressError, OpaqueError, PathError, TornError, UnreadableError
-from sgdiag.remote.memory import Batch, Block
+from sgdiag.remote.memory import Block
 from sgdiag.remote.objects import Objects
 from sgdiag.remote.paths import Path, Step, parse_path
-from sgdiag.remote.recorder import Record, Recorder
+from sgdiag.remote.recorder import Record, place_of
 from sgdiag.remote.values import Decoder, Limits, Value
 from sgdiag.remote.walker import Walker
+from sgdiag.remote.watch import Watch
 
 _QUIET_WITH_EPOCH = 2
 _QUIET_WITHOUT_EPOCH = 5
@@ -121,14 +123,22 @@ class _Start:
 _AnyStep = Step | _Start | _Read | _Measure
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """An address to go on from, a value, or why there is neither."""
 
     address: int = 0
     value: Value = None
     failure: Status | None = None
     reason: str = ""
+
+    def result(self, status: Status) -> Result:
+        """What it says to the reader's user: of that status, unless it failed."""
+        if self.failure is not None:
+            return Result(self.failure, reason=self.reason)
+        return Result(status, self.value, address=self.address)
+
+
+_NOTHING = _Outcome(failure=Status.TORN)
 
 
 @dataclass
@@ -137,6 +147,15 @@ class _Node:
     parent: int
     outcome: _Outcome | None = None
     record: Record = field(default_factory=Record)
+    said: tuple[_Outcome, Result] = (_NOTHING, _NOTHING.result(Status.TORN))
+    """The outcome that was last asked for, as a result."""
+    pointer: Block | None = None
+    """The block whose last word is the outcome's address and decides nothing else, if there is one."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it led anywhere, even if to the knowledge that there is nothing."""
+        return self.outcome is not None and self.outcome.failure is not Status.TORN
 
 
 class Group:
@@ -156,7 +175,8 @@ class Group:
         self._epoch_nodes = len(self._nodes)
         self._ends = {path: self._add(parse_path(path)) for path in self.paths}
         self.roots = frozenset(node.step.root for node in self._nodes if isinstance(node.step, _Start))
-        self._comparison: _Comparison | None = None
+        self._unsettled = set(range(len(self._nodes)))
+        self._watch: Watch | None = None
 
     @staticmethod
     def _epoch_path(text: str) -> Path:
@@ -182,52 +202,13 @@ class Group:
         for node in self._nodes:
             node.outcome = None
             node.record = Record()
-        self._comparison = None
+            node.pointer = None
+        self._unsettled = set(range(len(self._nodes)))
+        self._watch = None
 
 
-class _Comparison:
-    """All blocks that a group relies on, as one batched read.
-
-    ``look`` holds each block as it was when last looked at: what is read anew of these has to agree with it, or two
-    nodes could rely on different contents of one block. ``moved`` are those that the last look found changed.
-    """
-
-    def __init__(self, recorder: Recorder, nodes: Sequence[_Node], epoch_nodes: int) -> None:
-        blocks: dict[Block, bytes] = {}
-        for node in nodes[:epoch_nodes]:
-            blocks.update(node.record.blocks)
-        # Looked at first and last, the epoch frames all the rest.
-        epoch = dict(blocks)
-        guards: dict[Block, bytes] = {}
-        for node in nodes:
-            blocks.update(node.record.blocks)
-            guards.update(node.record.guards)
-        self.look: Mapping[Block, bytes] = guards | blocks
-        self.moved: set[Block] = set()
-        self._nodes = nodes
-        self._expected = [*blocks.items(), *epoch.items(), *guards.items(), *epoch.items()]
-        self._few = len(blocks) + len(epoch)
-        self._batch = Batch(recorder.memory, [block for block, _ in self._expected])
-        self._joined = b"".join([content for _, content in self._expected])
-
-    def changed(self, *, guards: bool) -> set[int]:
-        """The nodes whose memory is not what it was; without ``guards``, only what was read for values is looked at."""
-        count = len(self._expected) if guards else self._few
-        found = self._batch.read(count)
-        self.moved = set()
-        if isinstance(found, bytes) and self._joined.startswith(found):
-            return set()
-        pieces = self._batch.split(found) if isinstance(found, bytes) else found
-        looked = dict(self.look)
-        for (block, content), piece in zip(self._expected[:count], pieces, strict=True):
-            if piece != content:
-                self.moved.add(block)
-            if piece is None:
-                looked.pop(block, None)
-            else:
-                looked[block] = piece
-        self.look = looked
-        return {i for i, node in enumerate(self._nodes) if not node.record.is_apart_from(self.moved)}
+def _last_word(content: bytes) -> int:
+    return int.from_bytes(content[-8:], "little")
 
 
 class Collector:
@@ -251,7 +232,7 @@ class Collector:
         started, bytes_before = time.perf_counter(), memory.bytes_read
         self._comparisons = self._steps = 0
         deadline = started + budget_s
-        changed = self._changed(group, guards=False)
+        changed = self._changed(group)
         attempt, complete = 0, False
         while not complete and attempt < attempts:
             if attempt >= _ATTEMPTS_AT_ANY_COST and time.perf_counter() > deadline:
@@ -259,7 +240,7 @@ class Collector:
             if attempt >= _ATTEMPTS_AT_ONCE:
                 # The best moment is right after a change; if none of those was quiet, another phase of its loop may be.
                 time.sleep(_PAUSE_S)
-                changed |= self._changed(group, guards=False)
+                changed |= self._changed(group)
             attempt += 1
             self._take_steps(group, roots, changed)
             changed = self._changes_while_quiet(group)
@@ -288,42 +269,89 @@ class Collector:
 
     def _changes_while_quiet(self, group: Group) -> set[int]:
         """The first changes that are found, or nothing if the target was quiet throughout."""
-        for comparison in range(self._quiet(group)):
-            changed = self._changed(group, guards=comparison == 0)
-            if changed:
+        for _ in range(self._quiet(group)):
+            if changed := self._changed(group):
                 return changed
-        return set()
+        return self._changed(group, guards=True)
 
-    def _changed(self, group: Group, *, guards: bool) -> set[int]:
-        if group._comparison is None:
-            group._comparison = _Comparison(self._recorder, group._nodes, group._epoch_nodes)
+    def _watch(self, group: Group) -> Watch:
+        if group._watch is None:
+            group._watch = Watch(self._recorder.memory, group._epoch_nodes)
+        return group._watch
+
+    def _changed(self, group: Group, *, guards: bool = False) -> set[int]:
+        """The steps whose outcome may be another now, by their values or, if asked for, by their guards.
+
+        Guards come last, out of the time that must be quiet: what was so when it was remembered, and still is, was so
+        at the quiet instant, too.
+        """
+        watch = self._watch(group)
         self._comparisons += 1
-        changed = group._comparison.changed(guards=guards)
-        if group._comparison.moved:
-            self._objects.forget_moved(group._comparison.moved)
-        for i, node in enumerate(group._nodes):
-            if node.outcome is None or node.outcome.failure is Status.TORN:
-                changed.add(i)
-        return changed
+        changed = watch.look_at_guards() if guards else watch.look()
+        if watch.moved:
+            self._objects.forget_moved(watch.moved)
+        return changed | group._unsettled
 
     def _take_steps(self, group: Group, roots: Mapping[str, int], changed: set[int]) -> None:
         """Take the changed steps again, and those that start from where these lead to now."""
+        if not changed:
+            return
+        watch = self._watch(group)
+        ahead = {i: found for i in changed if (found := self._led_elsewhere(watch, i, group._nodes[i])) is not None}
         moved: set[int] = set()
-        with self._recorder.one_look(group._comparison.look if group._comparison else {}):
+        with self._recorder.one_look(watch.sight()):
+            if len(ahead) > 1:
+                self._recorder.prefetch(place_of((_last_word(content), 1)) for content in ahead.values())
             for i, node in enumerate(group._nodes):
                 if i not in changed and node.parent not in moved:
                     continue
                 before = node.outcome
-                node.record = self._recorder.record = Record()
-                try:
-                    node.outcome = self._take(group, roots, node)
-                finally:
-                    self._recorder.record = None
+                if i in ahead and node.parent not in moved:
+                    self._go_elsewhere(watch, node, ahead[i])
+                else:
+                    self._take_step(group, roots, watch, i)
                 self._steps += 1
                 if node.outcome != before:
                     moved.add(i)
-        if changed:
-            group._comparison = None
+
+    @staticmethod
+    def _led_elsewhere(watch: Watch, i: int, node: _Node) -> bytes | None:
+        """What a step's pointer holds now, if it leads to an object, and nothing else that decides the step changed."""
+        if node.pointer is None or (content := watch.only_change(i, node.pointer)) is None:
+            return None
+        same_key = content[:-8] == node.record.blocks[node.pointer][:-8]
+        return content if same_key and _last_word(content) else None
+
+    @staticmethod
+    def _go_elsewhere(watch: Watch, node: _Node, content: bytes) -> None:
+        if node.pointer is not None:
+            node.record.blocks[node.pointer] = content
+            watch.replace(node.pointer, content)
+            node.outcome = _Outcome(address=_last_word(content))
+
+    def _take_step(self, group: Group, roots: Mapping[str, int], watch: Watch, i: int) -> None:
+        node, record = group._nodes[i], Record()
+        self._recorder.record = record
+        try:
+            outcome = self._take(group, roots, node)
+        finally:
+            self._recorder.record = None
+        watch.rely(i, record, node.record)
+        node.outcome, node.record = outcome, record
+        if node.is_settled:
+            group._unsettled.discard(i)
+        else:
+            group._unsettled.add(i)
+        node.pointer = self._pointer(node)
+
+    def _pointer(self, node: _Node) -> Block | None:
+        """An attribute or item is the last word that was read for it, unless its type had to be looked at, too."""
+        address, blocks = (node.outcome.address if node.outcome else 0), node.record.blocks
+        if not isinstance(node.step, Step) or not address or not blocks:
+            return None
+        last, content = next(reversed(blocks.items()))
+        leads = len(content) >= 8 and _last_word(content) == address
+        return last if leads and not self._objects.type_was_read(address, blocks) else None
 
     def _take(self, group: Group, roots: Mapping[str, int], node: _Node) -> _Outcome:
         parent = group._nodes[node.parent].outcome if node.parent >= 0 else _Outcome()
@@ -352,16 +380,20 @@ class Collector:
 
     @staticmethod
     def _settled(group: Group, end: int, status: Status = Status.CONSISTENT) -> Result:
-        outcome = group._nodes[end].outcome or _Outcome(failure=Status.TORN)
-        if outcome.failure is not None:
-            return Result(outcome.failure, reason=outcome.reason)
-        return Result(status, outcome.value, address=outcome.address)
+        node = group._nodes[end]
+        outcome = node.outcome or _NOTHING
+        said, result = node.said
+        if said is not outcome or result.status is not (outcome.failure or status):
+            result = outcome.result(status)
+            node.said = outcome, result
+        return result
 
     def _incomplete(self, group: Group, roots: Mapping[str, int], budget_s: float) -> dict[str, Result]:
         """What can be said path by path where there was no quiet instant for all of them."""
         unsettled: set[int] = set()
-        for comparison in range(self._quiet(group)):
-            unsettled |= self._changed(group, guards=comparison == 0)
+        for _ in range(self._quiet(group)):
+            unsettled |= self._changed(group)
+        unsettled |= self._changed(group, guards=True)
         # Results that held throughout belong together, unless the epoch moved on meanwhile.
         epoch_moved = any(node in unsettled for node in range(group._epoch_nodes))
         status = Status.RELAXED if epoch_moved else Status.CONSISTENT
@@ -406,7 +438,5 @@ class Collector:
         texts = [text for text, _ in seen]
         for text, outcome in seen:
             if texts.count(text) >= _SAMPLES_AGREEING:
-                if outcome.failure is not None:
-                    return Result(outcome.failure, reason=outcome.reason)
-                return Result(Status.RELAXED, outcome.value, address=outcome.address)
+                return outcome.result(Status.RELAXED)
         return Result(Status.TORN, reason="it changes faster than it can be read")

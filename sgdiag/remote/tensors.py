@@ -68,31 +68,54 @@ class Tensors:
             raise TornError(f"a device of unknown kind {kind}")
         return f"{name}:{index}" if index >= 0 else name
 
+    def first_size(self, address: int) -> int | None:
+        """How long the first dimension of the tensor there is; None if it has none."""
+        layout = self._layout
+        start = min(layout.dimensions, layout.sizes, layout.elements)
+        end = max(layout.dimensions, layout.sizes + 8 * (layout.inline_dimensions - 1), layout.elements) + 8
+        implementation = self._implementation(address)
+        shape, _ = self._shape(self._objects.read(implementation + start, end - start), start)
+        return shape[0] if shape else None
+
+    def _implementation(self, address: int) -> int:
+        found = self._objects.word(address + self._layout.implementation)
+        if not found:
+            raise OpaqueError("an undefined tensor")
+        return found
+
+    def _shape(self, header: bytes, start: int) -> tuple[tuple[int, ...], int]:
+        """The sizes and, where they and the strides stand outside of the header, their address, else 0."""
+        layout = self._layout
+        (dimensions,) = struct.unpack_from("<Q", header, layout.dimensions - start)
+        if dimensions > _MAX_DIMENSIONS:
+            raise TornError("a tensor of impossible dimensions")
+        outside = 0
+        if dimensions <= layout.inline_dimensions:
+            shape = struct.unpack_from(f"<{dimensions}q", header, layout.sizes - start)
+        else:
+            (outside,) = struct.unpack_from("<Q", header, layout.sizes - start)
+            shape = struct.unpack(f"<{dimensions}q", self._objects.read(outside, 8 * dimensions))
+        (elements,) = struct.unpack_from("<q", header, layout.elements - start)
+        if any(size < 0 for size in shape) or math.prod(shape) != elements:
+            raise TornError("a tensor whose shape and number of elements disagree")
+        return shape, outside
+
     def tensor(self, address: int, max_elements: int) -> Tensor:
         """The tensor there, with its data if it has at most ``max_elements`` in contiguous host memory."""
         layout, read = self._layout, self._objects.read
-        implementation = self._objects.word(address + layout.implementation)
-        if not implementation:
-            raise OpaqueError("an undefined tensor")
+        implementation = self._implementation(address)
         start = min(layout.storage, layout.dimensions, layout.sizes)
         header = read(implementation + start, self._header_end() - start)
 
         def field(form: str, at: int) -> tuple[int, ...]:
             return struct.unpack_from("<" + form, header, at - start)
 
-        (dimensions,) = field("Q", layout.dimensions)
-        if dimensions > _MAX_DIMENSIONS:
-            raise TornError("a tensor of impossible dimensions")
-        if dimensions <= layout.inline_dimensions:
-            shape = field(f"{dimensions}q", layout.sizes)
-            stride = field(f"{dimensions}q", layout.sizes + 8 * layout.inline_dimensions)
+        shape, outside = self._shape(header, start)
+        if outside:
+            stride = struct.unpack(f"<{len(shape)}q", read(outside + 8 * len(shape), 8 * len(shape)))
         else:
-            (outside,) = field("Q", layout.sizes)
-            numbers = struct.unpack(f"<{2 * dimensions}q", read(outside, 16 * dimensions))
-            shape, stride = numbers[:dimensions], numbers[dimensions:]
+            stride = field(f"{len(shape)}q", layout.sizes + 8 * layout.inline_dimensions)
         (elements,) = field("q", layout.elements)
-        if any(size < 0 for size in shape) or math.prod(shape) != elements:
-            raise TornError("a tensor whose shape and number of elements disagree")
         (code,) = field("H", layout.dtype)
         dtype = layout.dtypes.get(code)
         kind, index, known = field("BbB", layout.device)

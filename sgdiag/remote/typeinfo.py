@@ -8,7 +8,7 @@ no loop is longer than a constant. Failures are UnreadableError's kinds.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -95,6 +95,7 @@ class TypeInfo:
     lineage: tuple[TypeHead, ...]
     is_enum: bool
     cached_keys: int
+    bases_word: bytes
     slots: dict[str, int] | None = None
 
     @property
@@ -126,6 +127,10 @@ class Types:
         for address, _ in blocks:
             self._types.pop(address - self.layout.types.bases, None)
 
+    def type_was_read(self, address: int, blocks: Container[Block]) -> bool:
+        """Whether these blocks say of what type the object there is."""
+        return (address + self.layout.types.of_object, 8) in blocks
+
     def word(self, address: int) -> int:
         """The 64-bit word there, as something that the value depends on."""
         return int(_word(self.read(address, 8))[0])
@@ -139,7 +144,7 @@ class Types:
     def type_at(self, address: int) -> TypeInfo:
         """The type object there, from a cache where it was read before."""
         known = self._known_type(address)
-        self.recorder.expect(address + self.layout.types.bases, struct.pack("<Q", known.head.bases))
+        self.recorder.expect(address + self.layout.types.bases, known.bases_word)
         return known
 
     def _known_type(self, address: int) -> TypeInfo:
@@ -165,7 +170,14 @@ class Types:
         if head.flags & FLAG_HEAP:
             cached_keys = _word(self.peek(address + layout.types.cached_keys, 8))[0]
         is_enum = kind != "type" and any(base.name == "Enum" for base in mro)
-        return TypeInfo(head=head, kind=kind, lineage=mro, is_enum=is_enum, cached_keys=cached_keys)
+        return TypeInfo(
+            head=head,
+            kind=kind,
+            lineage=mro,
+            is_enum=is_enum,
+            cached_keys=cached_keys,
+            bases_word=struct.pack("<Q", head.bases),
+        )
 
     def _type_head(self, address: int) -> TypeHead:
         types = self.layout.types

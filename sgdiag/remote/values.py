@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from sgdiag.remote.errors import AbsentError, OpaqueError, TornError
@@ -115,6 +116,9 @@ class Decoder:
         """The value there, read no deeper and no further than ``limits``. Raises UnreadableError's kinds."""
         if len(self._members) > _MAX_MEMBERS:
             self._members.clear()
+        kind = self._objects.type_of(address)
+        if kind.kind == kind.name == "int":
+            return self._objects.int_at(address)
         return _Reading(self._objects, self._tensors, self._members, limits).value(address, limits.depth)
 
     def length(self, address: int) -> int:
@@ -123,10 +127,10 @@ class Decoder:
         if kind.kind == "tensor":
             if self._tensors is None:
                 raise OpaqueError("the layout of this torch is not known")
-            shape = self._tensors.tensor(address, 0).shape
-            if not shape:
+            length = self._tensors.first_size(address)
+            if length is None:
                 raise AbsentError("a tensor of no dimensions has no length")
-            return shape[0]
+            return length
         return self._objects.length(address, kind)
 
 
@@ -279,7 +283,7 @@ class _Reading:
         ]
         if len(names) != len(found):
             raise TornError("a named tuple of another length than its fields")
-        attributes = sorted(zip(names, self._values(found, depth), strict=True))
+        attributes = sorted(zip(names, self._values(found, depth), strict=True), key=itemgetter(0))
         return Instance(kind.short_name, tuple(attributes), length)
 
     def _member(self, address: int, kind: TypeInfo, depth: int) -> Value:

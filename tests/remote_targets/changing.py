@@ -1,7 +1,8 @@
 """Changes, ends, or becomes another program, when told to on stdin, and says when it has changed.
 
-``bases`` (other base classes), ``member`` (another member of an enumeration), ``members`` (another enumeration of the
-same name), ``exit``, ``exec`` (Python again) or ``other`` (sleep).
+``bases`` (other base classes), ``itself`` (as a value of its class), ``property`` (in place of that value), ``member``
+(another member of an enumeration), ``members`` (another enumeration of the same name), ``exit``, ``exec`` (Python
+again) or ``other`` (sleep).
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class State(Low):
     def change(self, word: str) -> None:
         if word == "bases":
             State.__bases__ = (High,)
+        elif word == "itself":
+            High.level = self  # type: ignore[assignment]
+        elif word == "property":
+            setattr(High, "level", property(lambda state: state.number + 1))  # noqa: B010 -- a value is declared there
         elif word == "member":
             self.mode = self.modes["FAST"]
         elif word == "members":
@@ -54,7 +59,7 @@ def say(line: str) -> None:
 
 def serve(state: State) -> None:
     say(f"ready {state.number}")
-    while (word := sys.stdin.readline().strip()) in ("bases", "member", "members"):
+    while (word := sys.stdin.readline().strip()) in ("bases", "itself", "property", "member", "members"):
         state.change(word)
         say(word)
     if word == "exec":

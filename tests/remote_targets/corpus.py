@@ -36,6 +36,10 @@ class Triple(typing.NamedTuple):
     c: float
 
 
+class Twins(tuple[object, ...]):
+    _fields = ("same", "same")
+
+
 @dataclasses.dataclass
 class Draft:
     topk: int = 4
@@ -172,6 +176,7 @@ class Holder:
         self.tokens = array.array("q", [5, -6, 7])
         self.mode, self.null, self.both = Mode.DECODE, Null.NULL, Algorithm.EAGLE | Algorithm.NGRAM
         self.triple = Triple(1, "two", 3.0)
+        self.twins = Twins((1, "two"))
         self.draft = Draft()
         self.slotted = SlotChild()
         self.int_child = IntChild(42)

@@ -60,6 +60,17 @@ def test_what_is_remembered_of_classes_and_enumerations_is_never_out_of_date(pyt
 
 
 @each_python
+def test_a_property_in_place_of_a_class_value_is_no_value(python: Path) -> None:
+    with running(python, "changing") as target, Reader(target.pid, execute=Execute.NEVER) as reader:
+        reader.set_root("state", reader.find_local("serve", "state"))
+        group = Group(["state.level.number"], epoch="state.number")
+        for word, status in (("bases", Status.ABSENT), ("itself", Status.CONSISTENT), ("property", Status.OPAQUE)):
+            target.tell(word)
+            assert target.next_line() == word
+            assert reader.read(group).results["state.level.number"].status is status
+
+
+@each_python
 def test_a_member_of_an_enumeration_is_decoded_once(python: Path) -> None:
     with running(python, "changing") as target, Reader(target.pid, execute=Execute.NEVER) as reader:
         reader.set_root("state", reader.find_local("serve", "state"))
@@ -137,7 +148,7 @@ def test_an_epoch_that_is_no_number_is_as_none_at_all() -> None:
             for epoch in ("scheduler.mode", "scheduler.nope", "nobody"):
                 snapshot = reader.read(Group(["scheduler.batch.i"], epoch=epoch))
                 assert (snapshot.complete, snapshot.epoch) == (True, None)
-                assert snapshot.statistics.comparisons == 6
+                assert snapshot.statistics.comparisons == 7
 
 
 def test_an_empty_group_is_complete() -> None:

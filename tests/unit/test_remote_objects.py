@@ -96,6 +96,7 @@ EXPECTED: dict[str, Any] = {
     "mode": {"enum": "Mode", "name": "DECODE", "value": 2},
     "null": {"enum": "Null", "name": "NULL", "value": "null"},
     "triple": {"object": "Triple", "attributes": {"a": 1, "b": "two", "c": 3.0}},
+    "twins": {"object": "Twins", "attributes": {"same": "two"}, "length": 2},
     "triple.b": "two",
     "triple[2]": 3.0,
     "draft": {"object": "Draft", "attributes": {"steps": [1, 2, 3], "topk": 4}},

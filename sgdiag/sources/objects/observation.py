@@ -41,8 +41,9 @@ class Observation(msgspec.Struct, frozen=True):
 
 def observe(entry: Entry, results: Mapping[str, Result], at: float) -> Observation:
     """The first of the entry's paths that is there decides; at least one of them was read."""
-    found = [(path, results[path]) for path in entry.texts if path in results]
-    path, result = next(((path, one) for path, one in found if one.status is not Status.ABSENT), found[0])
+    read = [path for path in entry.texts if path in results]
+    path = next((path for path in read if results[path].status is not Status.ABSENT), read[0])
+    result = results[path]
     return Observation(entry, _fact(entry, path, result, at), result.status, path)
 
 
