@@ -11,6 +11,9 @@ from sgdiag.model import Batch, Fact, GraphSet, Known, Server, Unknown, combine,
 _DECODING = frozenset({"DECODE", "TARGET_VERIFY", "IDLE"})
 """Modes that the graphs of the target serve; a speculating server's batch is DECODE until the target verifies it."""
 
+PLAIN_ABOVE = "speculative_disable_batch_threshold"
+"""The server argument that the fix dynamic-speculation-disable brings: more requests than this decode plainly."""
+
 _VERIFY = "target verify"
 
 NOTHING_RUNS = "nothing is running"
@@ -39,11 +42,8 @@ def graph_memory(taken: Fact[int]) -> Fact[int]:
 
 
 def plain_above(server: Server) -> int | None:
-    """More requests than this decode plainly, although the server speculates; None where it always does.
-
-    That is what the argument of the fix dynamic-speculation-disable says.
-    """
-    found = server.args.or_else({}).get("speculative_disable_batch_threshold")
+    """What PLAIN_ABOVE is on a server that speculates; None where it always does."""
+    found = server.args.or_else({}).get(PLAIN_ABOVE)
     return found if isinstance(found, int) else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sgdiag.remote.errors import BadAddressError, OpaqueError, TornError
 from sgdiag.remote.layout import Layout
-from sgdiag.remote.memory import ADDRESS_LIMIT, Batch
+from sgdiag.remote.memory import ADDRESS_LIMIT, LOWEST_ADDRESS, Batch
 from sgdiag.remote.recorder import Recorder
 from sgdiag.remote.scalars import Scalars
 
@@ -141,11 +141,9 @@ class Dicts(Scalars):
         usable = [
             (index, address)
             for index, address in enumerate(addresses, table.done)
-            if 0x1000 < address < ADDRESS_LIMIT and not address & 7 and not is_device(address, _NAME_BYTES)
+            if LOWEST_ADDRESS < address < ADDRESS_LIMIT and not address & 7 and not is_device(address, _NAME_BYTES)
         ]
-        batch = Batch(self.recorder.memory, [(address, _NAME_BYTES) for _, address in usable])
-        found = batch.read()
-        pieces = batch.split(found) if isinstance(found, bytes) else found
+        pieces = Batch(self.recorder.memory, [(address, _NAME_BYTES) for _, address in usable]).pieces()
         for (index, address), piece in zip(usable, pieces, strict=True):
             try:
                 name, start, block = self._name_from(address, piece)

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from sgdiag.remote.errors import AbsentError, TornError, UnreadableError
 from sgdiag.remote.lines import line_of
-from sgdiag.remote.memory import ADDRESS_LIMIT, Block
+from sgdiag.remote.memory import ADDRESS_LIMIT, LOWEST_ADDRESS, Block
 from sgdiag.remote.objects import Objects
 from sgdiag.remote.recorder import Sight
 
@@ -173,7 +173,7 @@ class Frames:
         for _ in range(_MAX_FRAMES):
             if not frame:
                 return
-            if not 0x1000 < frame < ADDRESS_LIMIT:
+            if not LOWEST_ADDRESS < frame < ADDRESS_LIMIT:
                 break
             at = frame - start
             if not 0 <= at <= len(data) - size:

@@ -24,7 +24,9 @@ from sgdiag.remote.process import Mapping, Process
 Block: TypeAlias = tuple[int, int]
 """Address and size in bytes."""
 
-ADDRESS_LIMIT = 1 << 47
+LOWEST_ADDRESS, ADDRESS_LIMIT = 0x1000, 1 << 47
+"""Whatever an object's address is, it lies between these."""
+
 MAX_READ_BYTES = 64 << 20
 _IOV_MAX = 1024
 _BUFFER_BYTES = 1 << 16
@@ -192,35 +194,34 @@ class Batch:
     """Many blocks read in the given order with one system call per 1,024 of them.
 
     It does not look whether they belong to a device: give it what was read before, or asked ``is_device`` about.
-    ``ends`` says where each of the blocks ends in what is read.
     """
 
     def __init__(self, memory: Memory, blocks: Sequence[Block]) -> None:
         """Prepares the read, to be run as often as needed."""
         self._memory = memory
         self.blocks = tuple(blocks)
-        self.ends = list(itertools.accumulate([size for _, size in self.blocks]))
-        self.size = self.ends[-1] if self.ends else 0
+        self._ends = list(itertools.accumulate([size for _, size in self.blocks]))
+        self.size = self._ends[-1] if self._ends else 0
         if self.size > MAX_READ_BYTES:
             raise BadAddressError(f"{self.size} bytes are too many for one read")
         self._vector = array("Q", itertools.chain.from_iterable(self.blocks))
         self._vector_at, _ = self._vector.buffer_info()
 
-    def read(self, count: int | None = None) -> bytes | list[bytes | None]:
-        """All blocks, or the first ``count``, joined; if one cannot be read any more, each for itself, None for it."""
-        memory, wanted = self._memory, self.blocks[:count]
+    def read(self) -> bytes | list[bytes | None]:
+        """All blocks joined; if one cannot be read any more, each for itself, None for it."""
+        memory = self._memory
         if memory.uses_proc_mem:
-            return [self.read_one(*block) for block in wanted]
+            return [self.read_one(*block) for block in self.blocks]
         at, view = memory.room(self.size)
         start = 0
-        for first in range(0, len(wanted), _IOV_MAX):
-            end = min(first + _IOV_MAX, len(wanted))
-            size = self.ends[end - 1] - start
+        for first in range(0, len(self.blocks), _IOV_MAX):
+            end = min(first + _IOV_MAX, len(self.blocks))
+            size = self._ends[end - 1] - start
             local = struct.pack("<QQ", at + start, size)
             got = _readv(memory.process.pid, local, 1, self._vector_at + 16 * first, end - first, 0)
             memory.calls += 1
             if got != size:
-                return [self.read_one(*block) for block in wanted]
+                return [self.read_one(*block) for block in self.blocks]
             start += size
         memory.bytes_read += start
         return bytes(view[:start])
@@ -232,7 +233,9 @@ class Batch:
         except BadAddressError:
             return None
 
-    def split(self, joined: bytes) -> list[bytes]:
-        """What ``read`` returned as one, block by block."""
-        count = bisect.bisect_right(self.ends, len(joined))
-        return [joined[start:end] for start, end in itertools.pairwise([0, *self.ends[:count]])]
+    def pieces(self) -> list[bytes | None]:
+        """Block by block, None for one that cannot be read any more."""
+        found = self.read()
+        if not isinstance(found, bytes):
+            return found
+        return [found[start:end] for start, end in itertools.pairwise([0, *self._ends])]

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sgdiag.remote.errors import TornError
-from sgdiag.remote.memory import ADDRESS_LIMIT, Batch, Block, Memory
+from sgdiag.remote.memory import ADDRESS_LIMIT, LOWEST_ADDRESS, Batch, Block, Memory
 
 _LINE_BYTES = 256
-_LOWEST_ADDRESS = 0x1000
 
 
 def place_of(block: Block) -> Block:
@@ -97,14 +96,12 @@ class Recorder:
         wanted = {
             (address, size)
             for address, size in places
-            if _LOWEST_ADDRESS < address < ADDRESS_LIMIT
+            if LOWEST_ADDRESS < address < ADDRESS_LIMIT
             and (address, size) not in sight
             and not memory.is_device(address, size)
         }
-        batch = Batch(memory, tuple(wanted))
-        found = batch.read()
-        pieces = batch.split(found) if isinstance(found, bytes) else found
-        sight.update((place, piece) for place, piece in zip(batch.blocks, pieces, strict=True) if piece is not None)
+        pieces = zip(wanted, Batch(memory, tuple(wanted)).pieces(), strict=True)
+        sight.update((place, piece) for place, piece in pieces if piece is not None)
 
     def expect(self, address: int, data: bytes) -> None:
         """Depend on memory that was read earlier, without reading it now. Raises TornError if it is known to differ."""

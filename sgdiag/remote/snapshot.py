@@ -306,8 +306,8 @@ class Collector:
                 if i not in changed and node.parent not in moved:
                     continue
                 before = node.outcome
-                if i in ahead and node.parent not in moved:
-                    self._go_elsewhere(watch, node, ahead[i])
+                if i in ahead and node.pointer is not None and node.parent not in moved:
+                    self._go_elsewhere(watch, node, node.pointer, ahead[i])
                 else:
                     self._take_step(group, roots, watch, i)
                 self._steps += 1
@@ -323,11 +323,10 @@ class Collector:
         return content if same_key and _last_word(content) else None
 
     @staticmethod
-    def _go_elsewhere(watch: Watch, node: _Node, content: bytes) -> None:
-        if node.pointer is not None:
-            node.record.blocks[node.pointer] = content
-            watch.replace(node.pointer, content)
-            node.outcome = _Outcome(address=_last_word(content))
+    def _go_elsewhere(watch: Watch, node: _Node, pointer: Block, content: bytes) -> None:
+        node.record.blocks[pointer] = content
+        watch.replace(pointer, content)
+        node.outcome = _Outcome(address=_last_word(content))
 
     def _take_step(self, group: Group, roots: Mapping[str, int], watch: Watch, i: int) -> None:
         node, record = group._nodes[i], Record()

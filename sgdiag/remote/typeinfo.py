@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from sgdiag.remote.errors import TornError
 from sgdiag.remote.layout import Layout
-from sgdiag.remote.memory import ADDRESS_LIMIT, Block
+from sgdiag.remote.memory import ADDRESS_LIMIT, LOWEST_ADDRESS, Block
 from sgdiag.remote.recorder import Recorder
 
 Kind: TypeAlias = Literal[
@@ -137,7 +137,7 @@ class Types:
 
     def type_of(self, address: int) -> TypeInfo:
         """The type of the object there."""
-        if not 0x1000 < address < ADDRESS_LIMIT or address & 7:
+        if not LOWEST_ADDRESS < address < ADDRESS_LIMIT or address & 7:
             raise TornError(f"{address:#x} is no object")
         return self.type_at(self.word(address + self.layout.types.of_object))
 
@@ -158,7 +158,7 @@ class Types:
 
     def _read_type(self, address: int) -> TypeInfo:
         layout = self.layout
-        if not 0x1000 < address < ADDRESS_LIMIT or address & 7:
+        if not LOWEST_ADDRESS < address < ADDRESS_LIMIT or address & 7:
             raise TornError(f"{address:#x} is no type")
         head = self._type_head(address)
         meta = _word(self.peek(address + layout.types.of_object, 8))[0]

@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple
 
 from sgdiag.analysis.format import latency, plural, tokens_per_s
+from sgdiag.analysis.graph_fit import PLAIN_ABOVE
 from sgdiag.model import Advice, Evidence, Fact, Finding, Known, Rank, Snapshot
 from sgdiag.releases.arguments import SPECULATIVE_ALGORITHM
 from sgdiag.releases.versions import at_least
@@ -23,7 +24,7 @@ WORTHWHILE_RATIO = 0.25
 """With this share of verified tokens kept, and LOW_ACCEPT_RATIO of the drafts right, the question of cost does not
 arise."""
 
-STOPS_ABOVE, THRESHOLD_FLAG = "dynamic-speculation-disable", "--speculative-disable-batch-threshold"
+STOPS_ABOVE, THRESHOLD_FLAG = "dynamic-speculation-disable", f"--{PLAIN_ABOVE.replace('_', '-')}"
 """The fix that decodes plainly above a batch size, and the flag that it brings."""
 
 STEP_ZERO_SINCE = "0.5.14"

@@ -57,7 +57,6 @@ class HeldServer:
         self._ranks = [SchedulerProcess(pid, lambda: unknown("not asked"), execute=Execute.WAIT) for pid in pids]
         self._first = self._ranks[0]
         self.epoch = self._first.schema.entries[EPOCH].texts[0]
-        self._counter = (self.epoch,)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -74,7 +73,7 @@ class HeldServer:
 
     def steps(self) -> int:
         """Steps of the model until now; cheap, also while it runs."""
-        found = self._read(self._first, self._counter).get(self.epoch)
+        (found,) = self.at_once((self.epoch,))
         if not isinstance(found, int):
             sys.exit(f"{self.name}: {self.epoch} is {found!r}")
         return found
@@ -91,7 +90,7 @@ class HeldServer:
 
     def running(self) -> int:
         """Requests of the running batch."""
-        found = self._read(self._first, (f"len({BATCH})",)).get(f"len({BATCH})", 0)
+        (found,) = self.at_once((f"len({BATCH})",))
         return found if isinstance(found, int) else 0
 
     def look(self) -> Progress:

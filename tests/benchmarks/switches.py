@@ -94,7 +94,7 @@ def watch(server: HeldServer, stop: threading.Event, runs: list[list[Step]]) -> 
         last = number
 
 
-def drive(given: argparse.Namespace, table: Sequence[int], server: HeldServer) -> list[str]:
+def drive(given: argparse.Namespace, table: Sequence[int]) -> list[str]:
     """The load for so long; what was wrong with its answers."""
     client = Client(given.url, 2)
     crowd = Crowd(given.url, table, given.concurrency, LONG_TOKENS)
@@ -148,7 +148,7 @@ def main() -> int:
         watcher = threading.Thread(target=watch, args=(server, stop, runs))
         watcher.start()
         try:
-            faults = drive(given, read_table(given.next), server)
+            faults = drive(given, read_table(given.next))
         finally:
             stop.set()
             watcher.join()

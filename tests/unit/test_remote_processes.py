@@ -434,7 +434,7 @@ def test_both_ways_of_reading_memory_agree_and_refuse_alike() -> None:
         whole = [Batch(way, blocks).read() for way in ways]
         first = whole[0]
         assert isinstance(first, bytes)
-        assert Batch(ways[0], blocks).split(first) == whole[1]
+        assert Batch(ways[0], blocks).pieces() == whole[1]
         for way in ways:
             way.close()
 
