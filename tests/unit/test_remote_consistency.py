@@ -74,9 +74,13 @@ def test_a_property_in_place_of_a_class_value_is_no_value(python: Path) -> None:
 def test_a_member_of_an_enumeration_is_decoded_once(python: Path) -> None:
     with running(python, "changing") as target, Reader(target.pid, execute=Execute.NEVER) as reader:
         reader.set_root("state", reader.find_local("serve", "state"))
-        first, second = (reader.read(Group(["state.mode"])) for _ in range(2))
-        assert second.results == first.results
-        assert second.statistics.bytes_read < first.statistics.bytes_read / 2
+        groups = [Group(["state.mode"]) for _ in range(3)]
+        first, *later = (reader.read(group).results for group in groups)
+        assert later == [first, first]
+        # The type alone is left to depend on. Bytes would not tell: they depend on what shares a page with it.
+        depends_on = [len(group._nodes[-1].record.blocks) for group in groups]
+        assert depends_on[0] > 5
+        assert depends_on[1:] == [1, 1]
 
 
 @each_python
