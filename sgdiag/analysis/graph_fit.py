@@ -15,9 +15,11 @@ PLAIN_ABOVE = "speculative_disable_batch_threshold"
 """The server argument that the fix dynamic-speculation-disable brings: more requests than this decode plainly."""
 
 _VERIFY = "target verify"
+_SPECULATING = (_VERIFY, "draft")
+"""How the names of those sets begin that a batch which decodes plainly leaves alone."""
 
 NOTHING_RUNS = "nothing is running"
-PLAIN = "so large a batch decodes plainly, on graphs of its own that are not read"
+PLAIN = "so large a batch decodes plainly, on graphs of its own"
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ def captured_size(
 ) -> Known[int] | Unknown:
     """The smallest captured size that holds ``batch`` (in ``graphs.sizes_unit``); a smaller batch is padded up to it.
 
-    ``plain_above``: more requests than this are not verified. Unknown with the reason when there is nothing to replay:
+    ``plain_above``: more requests than this have no drafts. Unknown with the reason when there is nothing to replay:
     graphs are off, the batch is empty, plain, or larger than any.
     """
 
@@ -69,7 +71,7 @@ def captured_size(
 
     if isinstance(graphs.enabled, Known) and not graphs.enabled.value:
         return unknown("graphs are off")
-    if graphs.name == _VERIFY and plain_above is not None and isinstance(batch, Known) and batch.value > plain_above:
+    if graphs.name.startswith(_SPECULATING) and plain_above is not None and isinstance(batch, Known) and batch.value > plain_above:
         return unknown(PLAIN)
     found = combine(fit, graphs.sizes, batch, source=f"derived:{graphs.name} sizes")
     if isinstance(found, Unknown):

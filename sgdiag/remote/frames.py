@@ -12,9 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from sgdiag.remote.errors import AbsentError, TornError, UnreadableError
 from sgdiag.remote.lines import line_of
-from sgdiag.remote.memory import ADDRESS_LIMIT, LOWEST_ADDRESS, Block
+from sgdiag.remote.memory import ADDRESS_LIMIT, LOWEST_ADDRESS
 from sgdiag.remote.objects import Objects
-from sgdiag.remote.recorder import Sight
 
 _word = struct.Struct("<Q").unpack_from
 
@@ -114,7 +113,6 @@ class Frames:
         self._objects = objects
         self._runtime = runtime
         self._codes: dict[int, _Code | None] = {}
-        self._walked: tuple[Block, ...] = ()
 
     def _peek_word(self, address: int) -> int:
         return int(_word(self._objects.peek(address, 8))[0])
@@ -387,16 +385,12 @@ class Frames:
         """Whether the call that a variable was found in still runs and still has the same object in it."""
         recorder = self._objects.recorder
         for attempt in range(_HOLD_TRIES):
-            sight: Sight = {}
             # A walk that misses the frame may have gone astray among inner frames that were just leaving.
-            with contextlib.suppress(UnreadableError), recorder.one_look(sight):
-                recorder.prefetch(self._walked)
+            with contextlib.suppress(UnreadableError), recorder.one_look({}):
                 last = next(self._holders(local.thread), 0)
                 # The call's own stays right when the last one is not set yet.
                 if any(self._holds(local, self._peek_word(holder)) for holder in (last, local.holder or last)):
-                    self._walked = tuple(sight)
                     return True
-            self._walked = ()
             if attempt > _STACK_TRIES:
                 time.sleep(_HOLD_PAUSE_S)
         return False

@@ -76,7 +76,7 @@ class Memory:
     """
 
     def __init__(self, process: Process, *, force_proc_mem: bool = False) -> None:
-        """Raises NotPermittedError or GoneError. ``force_proc_mem`` takes the fallback at once."""
+        """Raises NotPermittedError or GoneError. ``force_proc_mem`` takes the fallback although the system call works."""
         self.process = process
         self.calls = 0
         self.bytes_read = 0
@@ -87,12 +87,13 @@ class Memory:
         self._remote = (ctypes.c_uint64 * 2)()
         self._local_at, self._remote_at = ctypes.addressof(self._local), ctypes.addressof(self._remote)
         self._looked_at = 0.0
+        self._sure_address = 0
         self._ordinary = _Ranges([])
         self._devices = _Ranges([])
         # Opening it asks for the very permission that reading needs, and says so with a clear errno.
         self._descriptor = self._open()
         self.refresh_mappings()
-        self.uses_proc_mem = force_proc_mem or not self._system_call_works()
+        self.uses_proc_mem = not self._system_call_works() or force_proc_mem
 
     def room(self, size: int) -> tuple[int, memoryview]:
         """Where so many bytes can be read to, until the next read: by address, and as memory."""
@@ -116,9 +117,23 @@ class Memory:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def check_same(self) -> None:
+        """Raise GoneError unless the process still is the program that was attached to.
+
+        The descriptor belongs to that program's memory, not to the number: after its end, or another program in its
+        place, nothing can be read there. That is a tenth of the price of asking for the process' times.
+        """
+        try:
+            is_same = len(os.pread(self._descriptor, 1, self._sure_address)) == 1
+        except OSError:
+            is_same = False
+        if not is_same:
+            self.process.check_same()
+
     def _system_call_works(self) -> bool:
         for mapping in self.process.mappings():
             if mapping.readable and mapping.is_ordinary:
+                self._sure_address = mapping.start
                 try:
                     self._read_system_call(mapping.start, 8)
                 except BadAddressError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import threading
+import weakref
 from types import TracebackType
 
 from sgdiag.remote.cache import LayoutCache
@@ -58,7 +59,7 @@ class Reader:
         self._cache = cache or LayoutCache()
         self._memory = Memory(self.process)
         self._roots: dict[str, Local | int] = {}
-        self._failures: dict[Group, int] = {}
+        self._failures: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
         self._measured: Calibration | None = None
         self._thread: threading.Thread | None = None
         try:
@@ -209,7 +210,7 @@ class Reader:
         if lost := self._lost_roots(group):
             snapshot = snapshot.without_roots(lost)
             group.forget()
-        self.process.check_same()
+        self._memory.check_same()
         self._failures[group] = 0 if snapshot.complete else self._failures[group] + 1
         if self._failures[group] >= _FORGET_AFTER_FAILURES:
             # Perhaps not the target is restless but what is remembered of its types is out of date.

@@ -44,8 +44,7 @@ def families() -> dict[str, Family]:
 
 def evaluate(snapshot: Snapshot) -> tuple[Finding, ...]:
     """All findings about ``snapshot``, the worst first; a rule that breaks becomes an UNKNOWN finding of its own."""
-    found = sorted(_judgements(snapshot), key=lambda finding: (SEVERITY.index(finding.verdict), -finding.confidence))
-    return tuple(found)
+    return tuple(sorted(_judgements(snapshot), key=lambda one: (SEVERITY.index(one.verdict), -one.confidence)))
 
 
 def _judgements(snapshot: Snapshot) -> Iterator[Finding]:

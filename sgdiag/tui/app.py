@@ -16,8 +16,9 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Click
-from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Static
 
 from sgdiag.analysis import format as fmt
@@ -27,7 +28,7 @@ from sgdiag.session.feed import Feed
 from sgdiag.session.recording import ReplayFeed
 from sgdiag.tui.help import HelpScreen
 from sgdiag.tui.page import Page, Picker, Tail
-from sgdiag.tui.paint import Look, Palette, fit
+from sgdiag.tui.paint import Look, Palette, fit, wrap
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.themes import DARK, LIGHT, palette
 from sgdiag.tui.views.arguments import arguments
@@ -96,6 +97,18 @@ def _titles(width: int, current: str) -> dict[str, str]:
     return {name: f" {key_of(name)}{f' {names[2]}' * (name == current)}" for name, names in SCREENS.items()}
 
 
+def _two_lines(text: Text, width: int) -> Text:
+    """``text`` in as much room as the banner has, with an ellipsis where it is longer."""
+    first, *others = wrap(text, width)
+    return Text("\n").join([first, fit(Text(" ").join(others), width)] if others else [first])
+
+
+class Main(Screen[None]):
+    """What lies under all windows. No style depends on the focus, so that its change alone repaints nothing."""
+
+    focused: Reactive[Widget | None] = Reactive(None, repaint=False)
+
+
 class SgdiagApp(App[None]):
     """Screens over a feed. ``evaluate`` draws findings from each snapshot; ``clock`` tells live from recorded."""
 
@@ -151,10 +164,12 @@ class SgdiagApp(App[None]):
         self._frames = False
         self._paused: Snapshot | None = None
         self._shown: dict[str, Text] = {}
-        self._room = Size(0, 0)
         self._tab_ends: dict[str, int] = {}
 
     # Widgets
+
+    def get_default_screen(self) -> Screen[None]:
+        return Main()
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -226,25 +241,24 @@ class SgdiagApp(App[None]):
         if self._player is not None:
             self._put("player", Text("\n").join(player_lines(look, self._player, scene.width)))
         self._draw_banner(scene)
+        # A page that has been hidden does not know its own size yet.
+        height = self._main.query_one(ContentSwitcher).size.height
+        if scene.width <= 0 or height <= 0:
+            return
         if self.current == "log":
             self._draw_log(scene)
         elif self.current == "findings":
             self._draw_findings(scene)
         else:
             page = self._main.query_one(f"#{self.current}", Page)
-            self._room = page.room or self._room
-            if self._room.width > 0:
-                page.show(PAGES[self.current](replace(scene, width=self._room.width, height=self._room.height)))
-
-    @staticmethod
-    def _in(page: Page, scene: Scene) -> Scene:
-        """The scene with the width that ``page`` has."""
-        return replace(scene, width=page.room.width)
+            page.show(PAGES[self.current](replace(scene, height=height)))
 
     def _put(self, name: str, text: Text) -> None:
-        if self._shown.get(name) != text:
+        before = self._shown.get(name)
+        if before != text:
             self._shown[name] = text
-            self._main.query_one(f"#{name}", Static).update(text)
+            # Only the banner changes its height: laying all out each second would also draw the scroll bars anew.
+            self._main.query_one(f"#{name}", Static).update(text, layout=before is None or name == "banner")
 
     def _draw_banner(self, scene: Scene) -> None:
         message = banner(scene)
@@ -253,28 +267,25 @@ class SgdiagApp(App[None]):
             widget.set_class(message is not None, "shown")
             self.call_after_refresh(self._draw)
         if message is not None:
-            self._put("banner", scene.look.ink(message[0], message[1]))
+            self._put("banner", _two_lines(scene.look.ink(message[0], message[1]), scene.width))
 
     def _draw_log(self, scene: Scene) -> None:
         head, tail = self._main.query_one("#log-head", Page), self._main.query_one("#log-tail", Page)
-        if not head.room.width:
-            return
         held = self._paused.log if self._paused is not None else None
-        head.show(log_head(self._in(head, scene), held=held, wrapped=self._wrapped))
+        head.show(log_head(scene, held=held, wrapped=self._wrapped))
         entries = (held or self._snapshot.log).tail
-        tail.show(log_lines(scene.look, entries, tail.room.width, wrapped=self._wrapped))
+        tail.show(log_lines(scene.look, entries, scene.width, wrapped=self._wrapped))
         if self._paused is None:
+            # Now, so that the end is what is drawn, and again where the lines above it take or leave room.
+            tail.scroll_end(animate=False, immediate=True)
             self.call_after_refresh(tail.scroll_end, animate=False, immediate=True)
 
     def _draw_findings(self, scene: Scene) -> None:
         listed, page = self._main.query_one("#finding-list", Picker), self._main.query_one("#finding", Page)
         findings = self._findings or []
         listed.display = bool(findings)
-        if not page.room.width:
-            return
-        listed.show(finding_list(scene.look, findings, page.room.width))
-        room = self._in(page, scene)
-        page.show(detail(room, findings[listed.chosen]) if findings else no_findings(room))
+        listed.show(finding_list(scene.look, findings, scene.width))
+        page.show(detail(scene, findings[listed.chosen]) if findings else no_findings(scene))
 
     def on_tail_left(self) -> None:
         """Whoever scrolls up wants to read: nothing moves until the end is asked for."""
@@ -326,24 +337,24 @@ class SgdiagApp(App[None]):
         return line
 
     def _foot(self, look: Look) -> Text:
-        keys = [("0-9", "screens"), ("s", "hide sources" if self._sources else "sources")]
-        if self._player is not None:
-            keys = player_keys(self._player, self.size.width)
-            keys += [("w", "unwrap" if self._wrapped else "wrap")] * (self.current == "log" and self.size.width >= 90)
-        elif self.current == "log":
-            keys += [("space", "follow" if self._paused else "pause"), ("w", "unwrap" if self._wrapped else "wrap")]
+        """As many keys as fit, the more important ones before others."""
+        screens, played = ("0-9", "screens"), self._player is not None
+        keys = player_keys(self._player) if self._player is not None else [screens]
+        if self.current == "log":
+            keys += [("space", "follow" if self._paused else "pause")] * (not played)
+            keys.append(("w", "unwrap" if self._wrapped else "wrap"))
         elif self.current == "findings":
             keys.append(("↑↓", "choose"))
-        else:
-            keys.append(("↑↓", "scroll"))
-            keys += [("f", "back" if self._frames else "frames")] * (self.current in WITH_FRAMES)
-        keys += [("t", "theme")] * (self.size.width >= 100)
-        keys += [("^p", "commands")] * (self._player is None or self.size.width >= 100)
-        keys += [("?", "help"), ("q", "quit")]
-        line = look.join()
-        for key, what in keys:
-            line = look.join(line, look.ink(key, "title"), f" {what}   ")
-        return line
+        elif self.current in WITH_FRAMES:
+            keys.append(("f", "back" if self._frames else "frames"))
+        keys.append(screens if played else ("s", "hide sources" if self._sources else "sources"))
+        keys += [("↑↓", "scroll")] * (self.current not in ("log", "findings") and not played)
+        keys += [("^p", "commands"), ("t", "theme")]
+        shown, room = [("?", "help"), ("q", "quit")], self.size.width - 2
+        for pair in keys:
+            if len("   ".join(map(" ".join, [*shown, pair]))) <= room:
+                shown.insert(-2, pair)
+        return look.join(*(part for key, what in shown for part in (look.ink(key, "title"), f" {what}   ")))
 
     # Actions
 
@@ -359,9 +370,7 @@ class SgdiagApp(App[None]):
         self._main.query_one(ContentSwitcher).current = name
         focus = {"log": "log-tail", "findings": "finding-list" if self._findings else "finding"}.get(name, name)
         self._main.query_one(f"#{focus}").focus()
-        # At once, so that no empty page is sent to the terminal first, and again when the page has been laid out.
         self._draw()
-        self.call_after_refresh(self._draw)
 
     @on(Click, "#tabs")
     def _click_tab(self, event: Click) -> None:

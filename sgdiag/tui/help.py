@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 
 from sgdiag.model import Snapshot
 from sgdiag.tui.page import Page
-from sgdiag.tui.paint import Look, Palette, Role
+from sgdiag.tui.paint import Look, Palette, Role, wrap
 
 _KEYS = (
     ("0 to 9, tab", "open a screen; 0: which rank holds up the others"),
@@ -37,6 +37,13 @@ _SIGNS: tuple[tuple[str, Role, str], ...] = (
 )
 
 
+_WIDTH = 76
+"""How wide the window is where the terminal is at least as wide, as the stylesheet says too."""
+
+_KEY_CELLS = 17
+"""Where the explanations begin."""
+
+
 class HelpScreen(ModalScreen[None]):
     """Closes with any of the keys that open or leave things."""
 
@@ -55,14 +62,27 @@ class HelpScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         page = self.query_one(Page)
         page.border_subtitle = "escape closes this window"
-        page.show(self._lines())
+        self._fill()
+
+    def on_resize(self) -> None:
+        self._fill()
+
+    def _fill(self) -> None:
+        page = self.query_one(Page)
+        # Beside the borders, their padding and the scroll bar.
+        room = min(_WIDTH, self.app.size.width) - 5
+        page.show([line for text in self._lines() for line in wrap(text, room, _KEY_CELLS)])
 
     def _lines(self) -> list[Text]:
         look = self._look
         lines: list[Text] = []
         for title, shown in (("A recording", _PLAYER_KEYS),) * self._recorded + (("Keys", _KEYS),):
             lines.append(look.ink(title, "title"))
-            lines += [look.join(look.ink(f"  {keys:<14} ", "strong"), look.ink(what)) for keys, what in shown]
+            lines += [self._line(keys, "strong", what) for keys, what in shown]
         lines.append(look.ink("Signs", "title"))
-        lines += [look.join(look.ink(f"  {sign:<14} ", role), look.ink(what)) for sign, role, what in _SIGNS]
+        lines += [self._line(sign, role, what) for sign, role, what in _SIGNS]
         return lines
+
+    def _line(self, keys: str, role: Role, what: str) -> Text:
+        look = self._look
+        return look.join(look.ink(f"  {keys}".ljust(_KEY_CELLS), role), look.ink(what))

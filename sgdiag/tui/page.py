@@ -29,11 +29,6 @@ class Page(ScrollView, can_focus=True):
         super().__init__(id=id, classes=classes)
         self.lines: list[Text] = []
 
-    @property
-    def room(self) -> Size:
-        """Cells for text, beside the scroll bar's column."""
-        return self.scrollable_content_region.size
-
     def show(self, lines: Sequence[Text]) -> None:
         """Replaces what is shown; the scroll position stays."""
         before, self.lines = self.lines, list(lines)
@@ -59,6 +54,11 @@ class Page(ScrollView, can_focus=True):
         if place >= len(self.lines):
             return Strip.blank(width, style)
         text = self.lines[place]
+        end = scroll_x + self.scrollable_content_region.width
+        if text.cell_len > end > 0:
+            # Whoever does not know that there is more would take the part for the whole.
+            text = text.copy()
+            text.truncate(end, overflow="ellipsis")
         # Text that has no spans is rendered without its own style.
         line = Strip(text.render(self.app.console)).apply_style(style + self.app.console.get_style(text.style))
         return line.crop_extend(scroll_x, scroll_x + width, style).apply_offsets(scroll_x, place)

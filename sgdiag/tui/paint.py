@@ -177,7 +177,9 @@ def wrap(text: Text, width: int, indent: int = 0) -> list[Text]:
         head = rest.copy()
         head.truncate(room, overflow="crop")
         cut = head.plain.rfind(" ")
-        cut = cut if cut > room // 3 else len(head.plain)
+        # A word that does not fit on the next line either begins on this one.
+        whole = rest.plain[cut + 1 :].split(" ", 1)[0]
+        cut = cut if cut > room // 3 and cell_len(whole) <= width - indent else len(head.plain)
         lines.append(_indented(rest[: max(cut, 1)], indent if lines else 0))
         rest = rest[max(cut, 1) :]
         while rest.plain.startswith(" "):
@@ -223,7 +225,7 @@ class Fields:
     def lines(self, look: Look, width: int) -> list[Text]:
         if look.sources:
             return provenance(look, [(row.label, row.cell) for row in self.rows], width)
-        label_width = _label_width((row.label for row in self.rows), width)
+        label_width = _label_width(((row.label, 0 if row.whole else row.cell.width) for row in self.rows), width)
         across = max(width // max(self.min_column, 1), 1)
         column = width // across
         lines: list[Text] = []
@@ -405,26 +407,31 @@ class Section:
 
 def provenance(look: Look, cells: Sequence[tuple[str, Cell]], width: int) -> list[Text]:
     """One line for each fact: its label and value, then its source, how it was learned and how old it is."""
-    label_width = _label_width((label for label, _ in cells), width)
+    label_width = _label_width(((label, cell.width) for label, cell in cells), width)
     lines: list[Text] = []
     for label, cell in cells:
         head = look.join(_label(look, label, label_width), cell.text if cell.width else look.join())
         origins = [_origin(look, fact) for fact in cell.facts]
         start = label_width + max(cell.width, 14) + 2
         if not origins:
-            lines.append(fit(head, width))
+            lines += wrap(head, width, label_width)
         elif len(origins) == 1 and start + min(origins[0].cell_len, width // 2) <= width:
             lines += wrap(look.join(fit(head, start), origins[0]), width, start)
         else:
-            lines.append(fit(head, width))
+            lines += wrap(head, width, label_width)
             for origin in origins:
                 lines += wrap(look.join(" " * label_width, origin), width, label_width + 2)
     return lines
 
 
-def _label_width(labels: Iterable[str], width: int) -> int:
-    """Cells for the widest label and a gap, but never more than a third of the line."""
-    return min(max((cell_len(fmt.clean(label)) for label in labels), default=0) + 2, max(width // 3, 12))
+def _label_width(named: Iterable[tuple[str, int]], width: int) -> int:
+    """Cells for the widest label and a gap: a third of the line, and what the widest value leaves of the rest.
+
+    ``named``: labels, each with the cells of its value, 0 where that may go on below.
+    """
+    sizes = [(cell_len(fmt.clean(label)) + 2, cells) for label, cells in named]
+    spare = width - max((cells for _, cells in sizes), default=0)
+    return min(max((cells for cells, _ in sizes), default=0), max(width // 3, spare, 12))
 
 
 def _label(look: Look, label: str, width: int) -> Text:

@@ -7,7 +7,9 @@ from unittest.mock import patch
 
 import pytest
 from rich.text import Text
+from textual.app import App
 
+from sgdiag.model import Snapshot, SourceStatus
 from sgdiag.tui.app import _COUNT_CELLS, SCREENS, SgdiagApp, _titles
 from sgdiag.tui.page import Page, Picker
 from tests import samples
@@ -101,6 +103,71 @@ async def test_the_bar_of_screens_names_the_current_one_where_there_is_no_room_f
         await pilot.press("0")
         await pilot.pause()
         assert screen_text(pilot)[1].strip() == "1 2 3 4 5 6 7 8 ✗1 9 0 Stacks"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+async def test_the_keys_below_are_whole(width: int) -> None:
+    async with started("connected", (width, 20)) as pilot:
+        for key in "1234567890s":
+            await pilot.press(key)
+            await pilot.pause()
+            foot = screen_text(pilot)[-1]
+            assert foot.strip().startswith("0-9 screens   ")
+            assert foot.endswith("? help   q quit"), key
+        await pilot.press("7")
+        await pilot.pause()
+        assert "w wrap" in screen_text(pilot)[-1]
+
+
+async def test_a_long_banner_says_that_it_goes_on() -> None:
+    feed = SteppedFeed("disconnected")
+    reason = "the name does not resolve " * 8
+    sources = (SourceStatus(name="http", state="failed", reason=reason),)
+    with patch.object(feed, "latest", return_value=Snapshot(target="pid 7", sources=sources)):
+        app = SgdiagApp(feed)
+        async with app.run_test(size=(60, 20)) as pilot:
+            await pilot.pause()
+            shown = screen_text(pilot)
+            assert shown[2].strip().startswith("✗ not connected: http: the name")
+            assert shown[3].endswith("…")
+
+
+async def test_help_wraps_on_a_narrow_terminal_and_follows_its_size() -> None:
+    async with started("connected", (60, 40)) as pilot:
+        await pilot.press("question_mark")
+        for width in (60, 50, 100):
+            await pilot.resize_terminal(width, 40)
+            await pilot.pause()
+            text = " ".join("".join(screen_text(pilot)).replace("│", " ").split())
+            assert "quit (the server is never touched)" in text
+            assert "escape closes this window" in text
+            assert "╯" in "".join(screen_text(pilot))
+
+
+async def test_a_log_line_that_goes_on_says_so() -> None:
+    async with started("connected", (60, 20)) as pilot:
+        await pilot.press("7")
+        await pilot.pause()
+        tail = screen_text(pilot)[-8:-1]
+        assert any(line.endswith("…") for line in tail)
+        await pilot.press("w")
+        await pilot.pause()
+        assert not any(line.endswith("…") for line in screen_text(pilot)[-8:-1])
+
+
+async def test_a_switch_paints_the_terminal_once() -> None:
+    async with started("connected") as pilot:
+        app = pilot.app
+        # Textual tells nobody what it sends to the terminal.
+        whole = len(app.screen._compositor.render_update(full=True).render_segments(app.console))  # type: ignore[union-attr]
+        for again in (False, True):
+            for key in "2345678901":
+                with patch.object(App, "_display", autospec=True) as display:
+                    await pilot.press(key)
+                    await pilot.pause(0.1)
+                updates = [call.args[2] for call in display.call_args_list if call.args[2] is not None]
+                sent = sum(len(update.render_segments(app.console)) for update in updates)
+                assert sent < (1.5 if again else 2) * whole, key
 
 
 async def test_frames_of_the_stacks_come_and_go() -> None:

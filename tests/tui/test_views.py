@@ -30,7 +30,7 @@ from sgdiag.model import (
     unknown,
 )
 from sgdiag.tui.app import PAGES
-from sgdiag.tui.paint import Column, Look, Table, fit, wrap
+from sgdiag.tui.paint import Column, Fields, Look, Row, Table, fit, provenance, wrap
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.banner import banner
 from sgdiag.tui.views.processes import branches
@@ -329,6 +329,57 @@ def test_graphs_tell_why_a_batch_hits_none() -> None:
     verify = {"draft_token": (4,), "retrieve_index": (4, 1)}
     narrow = with_batch(4, mode=Known("TARGET_VERIFY", "object"), spec_info_shapes=Known(verify, "object"))
     assert "TP0: captured for 4 tokens per request, this batch has 1" in text_of("graphs", narrow)
+
+
+def test_a_batch_that_decodes_plainly_is_not_looked_for_on_draft_graphs() -> None:
+    large = with_batch(49)
+    args = Known({"speculative_disable_batch_threshold": 8}, "server_info")
+    plain = msgspec.structs.replace(large, server=msgspec.structs.replace(large.server, args=args))
+    told = [line for line in text_of("graphs", plain).splitlines() if line.startswith("running batch")]
+    assert len(told) >= 2
+    assert all("decodes plainly" in line for line in told)
+
+
+NARROW = 58
+"""The room on a terminal of 60 columns."""
+
+
+def test_labels_are_whole_where_the_values_leave_room() -> None:
+    text = text_of("kv", samples.connected(), width=NARROW)
+    assert "predicted for pools  " in text
+    rows = [Row("the label of a short value", Look(Snapshot()).text("7"))]
+    (line,) = Fields(rows).lines(Look(Snapshot()), 40)
+    assert line.plain.split("  ")[0] == "the label of a short value"
+    assert Fields([Row("x" * 50, Look(Snapshot()).text("7"))]).lines(Look(Snapshot()), 40)[0].plain.endswith("… 7")
+
+
+def test_what_a_narrow_table_has_no_room_for_stands_below() -> None:
+    snapshot = samples.connected()
+    assert "▲ orphan" in text_of("processes", snapshot, width=NARROW)
+    assert "is not of this server" in " ".join(text_of("processes", snapshot, width=NARROW - 8).split())
+    assert "EagleDraftInput" in text_of("speculation", snapshot, width=NARROW)
+    assert "padding" in text_of("graphs", snapshot, width=NARROW)
+    assert "symm. memory" in text_of("collectives", snapshot, width=NARROW)
+
+
+def test_ports_are_whole_where_there_is_no_title() -> None:
+    entry = Process(pid=7, ports=Known((23105, 36095, 39209), "procfs"))
+    assert "23105 36095 39209" in text_of("processes", Snapshot(processes=(entry,)))
+
+
+def test_sources_do_not_cut_a_value() -> None:
+    cell = Look(Snapshot()).text("a reason that goes on for longer than the line has room for it")
+    lines = provenance(Look(Snapshot(), sources=True), [("they differ", cell)], 40)
+    assert " ".join(" ".join(line.plain for line in lines).split()) == f"they differ {cell.text.plain}"
+
+
+def test_a_word_too_long_for_any_line_begins_where_it_stands() -> None:
+    look = Look(Snapshot())
+    assert [line.plain for line in wrap(look.ink("a source: " + "x" * 20), 14, 2)] == [
+        "a source: xxxx",
+        "  " + "x" * 12,
+        "  " + "x" * 4,
+    ]
 
 
 def test_verify_input_is_told_in_requests() -> None:

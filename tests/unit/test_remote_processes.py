@@ -439,6 +439,29 @@ def test_both_ways_of_reading_memory_agree_and_refuse_alike() -> None:
             way.close()
 
 
+@pytest.mark.parametrize("ending", ["kill", "exec"])
+def test_memory_knows_without_asking_for_times_that_its_program_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    with running(pythons()[0], "changing") as target:
+        memory = Memory(Process(target.pid))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.process, "check_same", lambda: pytest.fail("asked for times"))
+            memory.check_same()
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "_sure_address", 8)
+            memory.check_same()
+        if ending == "kill":
+            target.process.kill()
+            target.process.wait(10)
+        else:
+            target.tell("exec")
+            assert target.next_line().startswith("ready")
+        with pytest.raises(GoneError):
+            memory.check_same()
+        memory.close()
+
+
 def test_what_belongs_to_a_device_is_never_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(pythons()[0], "changing") as target:
         process = Process(target.pid)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -194,13 +195,13 @@ class _Part:
         self._entries = entries
         self._epoch = epoch
         self._limits = Limits(depth=depth, items=4096, characters=4096, objects=16384, tensor_elements=0)
-        self._all = self._chosen = self._group({entry.name: entry.texts for entry in entries})
+        self._all = self._chosen = self._fewer = self._group(text for entry in entries for text in entry.texts)
         self._paths: dict[str, str] = {}
         self._absent: dict[str, Observation] = {}
         self._reads = 0
 
-    def _group(self, paths: Mapping[str, tuple[str, ...]]) -> Group:
-        return Group([text for texts in paths.values() for text in texts], epoch=self._epoch, limits=self._limits)
+    def _group(self, paths: Iterable[str]) -> Group:
+        return Group(paths, epoch=self._epoch, limits=self._limits)
 
     def read(
         self, reader: Reader, budget_s: float, clock: Callable[[], float]
@@ -229,13 +230,17 @@ class _Part:
         hot = [entry for entry in self._entries if entry.pace == "hot"]
         absent = {one.name: found[one.name] for one in hot if one.name not in there and one.name != EPOCH}
         self._absent = {name: one for name, one in absent.items() if not one.is_none_on_the_way()}
-        paths = {
-            entry.name: (there[entry.name],) if entry.name in there else entry.texts
-            for entry in self._entries
-            if entry.name not in self._absent
-        }
-        if sum(map(len, paths.values())) < len(self._all.paths):
-            self._chosen = self._group(paths)
+        chosen = (
+            (there[one.name],) if one.name in there else one.texts
+            for one in self._entries
+            if one.name not in self._absent
+        )
+        paths = tuple(dict.fromkeys(itertools.chain.from_iterable(chosen)))
+        if len(paths) < len(self._all.paths):
+            if paths != self._fewer.paths:
+                self._fewer = self._group(paths)
+            # The same group as before remembers what it read.
+            self._chosen = self._fewer
 
 
 def _parts(entries: tuple[Entry, ...], epoch: str | None) -> list[_Part]:

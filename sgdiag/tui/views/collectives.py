@@ -79,7 +79,7 @@ def _groups(scene: Scene) -> Section:
         *(Column(title, right=False) for title, _ in ways),
     ]
     if table:
-        blocks += [Lines([Text()]), Table(columns, table)]
+        blocks += [Lines([Text()]), Table(columns, table, split=True)]
         for entry in part.communicators:
             for title, name in ways:
                 fact = getattr(entry, name)

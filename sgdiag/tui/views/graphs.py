@@ -55,7 +55,7 @@ def _now(scene: Scene) -> Section:
         Column("last decode", 11, right=False),
         *(Column(fmt.clean(mode, 20), 8) for mode in modes),
     ]
-    return Section("Decode", [Table(columns, rows)], note="passes by mode" if modes else "")
+    return Section("Decode", [Table(columns, rows, split=True)], note="passes by mode" if modes else "")
 
 
 def _running(scene: Scene) -> list[Section]:
@@ -94,7 +94,7 @@ def _running(scene: Scene) -> list[Section]:
         Column("graph", 5),
         Column("padding", right=False),
     ]
-    blocks: list[Block] = [Table(columns, rows), Lines(reasons, wrapped=True, indent=2)]
+    blocks: list[Block] = [Table(columns, rows, split=True), Lines(reasons, wrapped=True, indent=2)]
     return [Section("Running batch", blocks, note=f"on the graphs of {entry.name}")]
 
 

@@ -10,16 +10,14 @@ from sgdiag.tui.paint import Look, fit
 _LEAST_BAR = 8
 
 
-def player_keys(feed: ReplayFeed, width: int) -> list[tuple[str, str]]:
-    """The keys that stand below every screen of a recording, and what they do now; on narrow terminals the first."""
-    keys = [
+def player_keys(feed: ReplayFeed) -> list[tuple[str, str]]:
+    """The keys that stand below every screen of a recording, and what they do now, the most important first."""
+    return [
         ("space", "play" if feed.paused or feed.ended else "pause"),
         ("← →", "10s"),
         (", .", "step"),
         ("[ ]", "speed"),
-        ("0-9", "screens"),
     ]
-    return keys if width >= 76 else keys[:2]
 
 
 def player_lines(look: Look, feed: ReplayFeed, width: int) -> list[Text]:

@@ -116,6 +116,7 @@ def _tree(scene: Scene) -> Section:
             )
     if not rows:
         return Section("Processes", [Lines([look.ink("? no process of the server is known", "unknown")])])
+    titled = scene.width >= _TITLES_FROM
     columns = [
         Column("process", 16, right=False),
         Column("pid", 7),
@@ -123,13 +124,13 @@ def _tree(scene: Scene) -> Section:
         Column("cpu", 5),
         Column("threads", 7),
         Column("memory", 8),
-        Column("ports", right=False, most=11),
+        Column("ports", right=False, most=11 if titled else 24),
         Column("", right=False),
         Column("title", right=False, most=60),
     ]
-    if scene.width < _TITLES_FROM:
+    if not titled:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    blocks: list[Block] = [Table(columns, rows, gap=1), Lines(_owners(scene), wrapped=True, indent=2)]
+    blocks: list[Block] = [Table(columns, rows, gap=1, split=not titled), Lines(_owners(scene), wrapped=True, indent=2)]
     return Section("Processes", blocks, note=f"{len(scene.snapshot.processes)} known")
 
 
@@ -273,7 +274,7 @@ def _gpus(scene: Scene) -> Section:
     note = f"driver {part.driver.value}" if isinstance(part.driver, Known) else ""
     return Section(
         "GPUs",
-        [Table(columns, rows, gap=1), Lines(strangers), Lines(details, wrapped=True, indent=7, facts=facts)],
+        [Table(columns, rows, gap=1), Lines(strangers, wrapped=True, indent=2), Lines(details, wrapped=True, indent=7, facts=facts)],
         note=note,
     )
 

@@ -94,9 +94,14 @@ def _batches(scene: Scene) -> Section:
     blocks: list[Block] = []
     for name, rank in shown:
         for batch in _distinct(rank):
-            blocks += [Table(_COLUMNS, [_batch(scene, name, batch)], headed=not blocks), _tensors(scene, batch)]
+            headed = not blocks or scene.width < _ONE_ROW
+            table = Table(_COLUMNS, [_batch(scene, name, batch)], headed=headed, split=True)
+            blocks += [table, _tensors(scene, batch)]
     return Section("spec_info", blocks, note=note)
 
+
+_ONE_ROW = 70
+"""The width from which on all of a batch stands in one row, so that one row of titles does for all batches."""
 
 _COLUMNS = (
     Column("", 7, right=False),

@@ -6,11 +6,12 @@ import math
 
 import msgspec
 
-from sgdiag.analysis.kv.budget import Budget, budget_of
+from sgdiag.analysis.kv.budget import Budget, budget_of, tightest
 from sgdiag.model import Advice, Incident, Known, RankId, Sighting, Snapshot
+from sgdiag.releases.logs.fold import rank_id
 from sgdiag.releases.logs.numbers import real
 from sgdiag.releases.signs.figures import Shortage
-from sgdiag.rules.postmortem.memory.text import gb, share
+from sgdiag.rules.postmortem.memory.text import gb
 
 
 def told_budget(incident: Incident, at: Sighting) -> Budget:
@@ -21,16 +22,16 @@ def told_budget(incident: Incident, at: Sighting) -> Budget:
         known = Known(said, f"{at.file}:{at.line}")
         server = msgspec.structs.replace(snapshot.server, mem_fraction_static_ratio=known)
         snapshot = msgspec.structs.replace(snapshot, server=server)
-    return budget_of(snapshot, _rank(snapshot, at))
+    return budget_of(snapshot, _rank(snapshot, at.rank))
 
 
-def _rank(snapshot: Snapshot, at: Sighting) -> RankId:
-    """The rank whose prefix ``at`` bears, else the one with the least memory left."""
-    dp_size = snapshot.server.dp_size.or_else(1)
-    words = set(at.rank.split())
-    named = (one for one in snapshot.ranks if words and set(one.id.label(dp_size=dp_size).split()) <= words)
-    least = sorted(snapshot.ranks, key=lambda one: one.memory.free_after_load_bytes.or_else(math.inf))
-    return next(named, least[0]).id if least else RankId()
+def _rank(snapshot: Snapshot, prefix: str) -> RankId:
+    """The rank that ``prefix`` names, else the one with the least memory left."""
+    named = rank_id(prefix)
+    if prefix and any(one.id == named for one in snapshot.ranks):
+        return named
+    least = tightest(snapshot.ranks)
+    return least.id if least is not None else named
 
 
 def free_before_load(incident: Incident) -> int | None:
@@ -40,14 +41,20 @@ def free_before_load(incident: Incident) -> int | None:
 
 
 def lower_fraction(incident: Incident, shortage: Shortage, spare_bytes: int, purpose: str) -> Advice:
-    """Advice on the fraction that leaves what was missing and ``spare_bytes`` more."""
+    """Advice on the fraction that leaves what was missing and ``spare_bytes`` more; on the weights where none does."""
     action = "keep more memory free of pools"
-    fraction = incident.snapshot.server.mem_fraction_static_ratio
+    snapshot = incident.snapshot
+    fraction = snapshot.server.mem_fraction_static_ratio
     base = free_before_load(incident) or shortage.capacity_bytes
     if not isinstance(fraction, Known) or not base:
         return Advice(action, "--mem-fraction-static LOWER", "lower by 0.05 and try again")
     missing = max((shortage.asked_bytes or 0) - (shortage.free_bytes or 0), 0)
-    lowered = float(share(fraction.value - (missing + spare_bytes) / base)) - 0.01
+    lowered = math.floor(100 * (fraction.value - (missing + spare_bytes) / base)) / 100
+    if lowered <= budget_of(snapshot, _rank(snapshot, "")).minimum_fraction_ratio.or_else(0.0):
+        return Advice(
+            "spread the weights over more GPUs, or use a quantized checkpoint",
+            effect=f"{gb(missing + spare_bytes)} more for {purpose}, which no fraction leaves beside the weights",
+        )
     freed = gb(base * (fraction.value - lowered))
     return Advice(
         action, f"--mem-fraction-static {lowered:.2f}", f"{freed} more for {purpose}; the pool shrinks by as much"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias
 
-from sgdiag.model import Evidence, Incident, Known, Sighting, Spot
+from sgdiag.model import Evidence, Fault, Frame, Incident, Known, Sighting, Spot
 from sgdiag.releases.logs import numbers
+from sgdiag.releases.models.sizing import ALGORITHM_NOT_COMPUTED, COUNTED_ALGORITHMS, PLAIN_ALGORITHMS
 from sgdiag.releases.signs.speculation import SPECULATIVE_NAMES
 
 Link: TypeAlias = Literal["frames", "server", "unknown", "apart"]
@@ -18,6 +19,12 @@ LINKS: dict[Link, str] = {
     "server": "the server speculates",
     "unknown": "the lines do not show whether the server speculates",
 }
+
+
+_ALGORITHMS = COUNTED_ALGORITHMS | PLAIN_ALGORITHMS | ALGORITHM_NOT_COMPUTED.keys()
+
+_AROUND = "\"'`,)]"
+"""What is written around an argument in a list or in brackets."""
 
 
 class Setting(NamedTuple):
@@ -34,13 +41,19 @@ class Setting(NamedTuple):
 def setting(incident: Incident) -> Setting:
     """``requests`` is the largest number that a rank reported running."""
     speculation = incident.snapshot.speculation
-    flags = {spot.fields["flag"]: spot.fields.get("value", "") for spot in incident.seen("speculative-flag")}
-    algorithm = speculation.algorithm.or_else(None) or flags.get("algorithm")
+    flags = {
+        spot.fields["flag"]: spot.fields["value"].strip(_AROUND)
+        for spot in incident.seen("speculative-flag")
+        if "value" in spot.fields
+    }
+    flagged = flags.get("algorithm", "").upper()
+    # Behind the flag may also stand the next word of a sentence.
+    algorithm = speculation.algorithm.or_else(flagged if flagged in _ALGORITHMS else "")
     drafts = " ".join(spot.fields["model"] for spot in incident.seen("draft-loaded"))
     frames = " ".join(spot.text for spot in incident.seen("speculative-frame"))
-    running = [rank.running_requests.or_else(None) or 0 for rank in incident.snapshot.ranks]
+    running = (rank.running_requests.or_else(0) for rank in incident.snapshot.ranks)
     return Setting(
-        algorithm=algorithm.upper() if algorithm and algorithm != "none" else None,
+        algorithm=algorithm.upper() if algorithm not in ("", "none") else None,
         steps=speculation.steps.or_else(numbers.whole(flags.get("num-steps"))),
         draft_tokens=speculation.draft_tokens.or_else(numbers.whole(flags.get("num-draft-tokens"))),
         topk=speculation.topk.or_else(numbers.whole(flags.get("eagle-topk"))),
@@ -50,24 +63,27 @@ def setting(incident: Incident) -> Setting:
 
 
 def link(incident: Incident, spot: Spot) -> Link:
-    algorithm = incident.snapshot.speculation.algorithm.or_else("")
-    if whole(incident, spot):
-        fault = incident.fault_at(spot)
-        within = fault is not None and any(_speculative(frame.file, frame.function) for frame in fault.frames)
+    if (traceback := _traceback(incident, spot)) is not None:
+        within = _innermost(traceback) is not None
     else:
         # The lines of a fragment belong together, whatever is missing between them.
         within = incident.first("speculative-frame") is not None
     if within:
         return "frames"
-    if algorithm:
-        return "apart" if algorithm == "none" else "server"
+    algorithm = incident.snapshot.speculation.algorithm
+    if isinstance(algorithm, Known):
+        return "apart" if algorithm.value == "none" else "server"
     return "server" if _drafts(incident) else "unknown"
 
 
 def whole(incident: Incident, spot: Spot) -> bool:
     """Whether the log holds a traceback for ``spot``, and not only a line or two of it."""
+    return _traceback(incident, spot) is not None
+
+
+def _traceback(incident: Incident, spot: Spot) -> Fault | None:
     fault = incident.fault_at(spot)
-    return fault is not None and len(fault.frames) > 1
+    return fault if fault is not None and len(fault.frames) > 1 else None
 
 
 def _drafts(incident: Incident) -> bool:
@@ -76,17 +92,22 @@ def _drafts(incident: Incident) -> bool:
     return accepts or incident.first("draft-loaded", "speculative-flag") is not None
 
 
-def _speculative(file: str, function: str) -> bool:
-    path = PurePosixPath(file.lower().replace("\\", "/"))
-    names = f"{path.name} {function.lower()}"
-    return path.parent.name == "speculative" or any(name in names for name in SPECULATIVE_NAMES)
+def _innermost(fault: Fault) -> Frame | None:
+    """The innermost frame in speculative code."""
+    return next((frame for frame in reversed(fault.frames) if _speculative(frame)), None)
+
+
+def _speculative(frame: Frame) -> bool:
+    path = PurePosixPath(frame.file.lower())
+    names = f"{path.name} {frame.function.lower()}"
+    folders = path.parts[-3:-1]
+    return "speculative" in folders or any(name in names for name in SPECULATIVE_NAMES)
 
 
 def traceback_evidence(incident: Incident, spot: Sighting) -> tuple[Evidence, ...]:
     """The failing line, and the innermost speculative frame above it where there is one."""
     fault = incident.fault_at(spot)
-    frames = reversed(fault.frames) if fault is not None else ()
-    frame = next((one for one in frames if _speculative(one.file, one.function)), None)
+    frame = _innermost(fault) if fault is not None else None
     if fault is None or frame is None:
         return (spot.evidence(),)
     where = f"in {frame.function} ({PurePosixPath(frame.file).name}:{frame.line})"
