@@ -76,7 +76,7 @@ class Memory:
     """
 
     def __init__(self, process: Process, *, force_proc_mem: bool = False) -> None:
-        """Raises NotPermittedError or GoneError. ``force_proc_mem`` takes the fallback although the system call works."""
+        """Raises NotPermittedError or GoneError. ``force_proc_mem``: the fallback although the call works."""
         self.process = process
         self.calls = 0
         self.bytes_read = 0
@@ -216,6 +216,8 @@ class Batch:
         self._memory = memory
         self.blocks = tuple(blocks)
         self._ends = list(itertools.accumulate([size for _, size in self.blocks]))
+        self.spans = list(itertools.pairwise([0, *self._ends]))
+        """Where each block starts and ends in what is read."""
         self.size = self._ends[-1] if self._ends else 0
         if self.size > MAX_READ_BYTES:
             raise BadAddressError(f"{self.size} bytes are too many for one read")
@@ -250,7 +252,8 @@ class Batch:
 
     def pieces(self) -> list[bytes | None]:
         """Block by block, None for one that cannot be read any more."""
-        found = self.read()
-        if not isinstance(found, bytes):
-            return found
-        return [found[start:end] for start, end in itertools.pairwise([0, *self._ends])]
+        return self.apart(self.read())
+
+    def apart(self, found: bytes | list[bytes | None]) -> list[bytes | None]:
+        """What ``read`` gave, as ``pieces`` gives it."""
+        return [found[start:end] for start, end in self.spans] if isinstance(found, bytes) else found

@@ -88,20 +88,16 @@ class Recorder:
             data = sight[place] = self.memory.read(*place)
         return data[at : at + size]
 
-    def prefetch(self, places: Iterable[Block]) -> None:
-        """Read several places with one call, within ``one_look``; what cannot be read is left out."""
-        sight, memory = self._sight, self.memory
-        if sight is None:
-            return
-        wanted = {
+    def look_at(self, places: Iterable[Block]) -> Sight:
+        """Several places read with one call; what cannot be read is left out."""
+        memory = self.memory
+        wanted = [
             (address, size)
-            for address, size in places
-            if LOWEST_ADDRESS < address < ADDRESS_LIMIT
-            and (address, size) not in sight
-            and not memory.is_device(address, size)
-        }
-        pieces = zip(wanted, Batch(memory, tuple(wanted)).pieces(), strict=True)
-        sight.update((place, piece) for place, piece in pieces if piece is not None)
+            for address, size in dict.fromkeys(places)
+            if LOWEST_ADDRESS < address < ADDRESS_LIMIT and not memory.is_device(address, size)
+        ]
+        pieces = zip(wanted, Batch(memory, wanted).pieces(), strict=True) if wanted else ()
+        return {place: piece for place, piece in pieces if piece is not None}
 
     def expect(self, address: int, data: bytes) -> None:
         """Depend on memory that was read earlier, without reading it now. Raises TornError if it is known to differ."""

@@ -11,6 +11,7 @@ looks at. While it stands still, the target has not come around to reuse anythin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import time
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sgdiag.remote.errors import AbsentError, BadAddressError, OpaqueError, PathError, TornError, UnreadableError
-from sgdiag.remote.memory import Block
+from sgdiag.remote.memory import Batch, Block
 from sgdiag.remote.objects import Objects
 from sgdiag.remote.paths import Path, Step, parse_path
-from sgdiag.remote.recorder import Record, place_of
+from sgdiag.remote.recorder import Record, Sight, place_of
 from sgdiag.remote.values import Decoder, Limits, Value
 from sgdiag.remote.walker import Walker
 from sgdiag.remote.watch import Watch
@@ -34,6 +35,7 @@ _SAMPLES_AGREEING = 9
 _ATTEMPTS_AT_ONCE = 6
 _ATTEMPTS_AT_ANY_COST = 4
 _PAUSE_S = 0.001
+_HEAD_BYTES = 28
 
 
 class Status(enum.Enum):
@@ -242,8 +244,8 @@ class Collector:
                 time.sleep(_PAUSE_S)
                 changed |= self._changed(group)
             attempt += 1
-            self._take_steps(group, roots, changed)
-            changed = self._changes_while_quiet(group)
+            at_once = self._take_steps(group, roots, changed)
+            changed = self._changed(group, guards=True) if at_once else self._changes_while_quiet(group)
             complete = not changed
         if complete:
             results = {path: self._settled(group, end) for path, end in group._ends.items()}
@@ -292,16 +294,22 @@ class Collector:
             self._objects.forget_moved(watch.moved)
         return changed | group._unsettled
 
-    def _take_steps(self, group: Group, roots: Mapping[str, int], changed: set[int]) -> None:
-        """Take the changed steps again, and those that start from where these lead to now."""
+    def _take_steps(self, group: Group, roots: Mapping[str, int], changed: set[int]) -> bool:
+        """Take the changed steps again, and those that start from where these lead to now.
+
+        Whether all of the group, but for guards, was seen to be so while the target was quiet: what is going to be
+        decoded is looked at several times before, since that takes much less time than decoding, and the target is
+        seldom quiet for longer. Whatever else has to be read in order to decode may not have been so at that time.
+        """
         if not changed:
-            return
+            return False
         watch = self._watch(group)
         ahead = {i: found for i in changed if (found := self._led_elsewhere(watch, i, group._nodes[i])) is not None}
         moved: set[int] = set()
-        with self._recorder.one_look(watch.sight()):
-            if len(ahead) > 1:
-                self._recorder.prefetch(place_of((_last_word(content), 1)) for content in ahead.values())
+        sight = watch.sight()
+        with self._recorder.one_look(sight):
+            again = self._look_ahead(group, sight, [_last_word(content) for content in ahead.values()])
+            foreseen = len(sight)
             for i, node in enumerate(group._nodes):
                 if i not in changed and node.parent not in moved:
                     continue
@@ -313,6 +321,28 @@ class Collector:
                 self._steps += 1
                 if node.outcome != before:
                     moved.add(i)
+        return bool(again) and len(sight) == foreseen and all(watch.held_in(one) for one in again)
+
+    def _look_ahead(self, group: Group, sight: Sight, addresses: list[int]) -> list[Sight]:
+        """Add to ``sight`` what decoding the objects there needs, then see it and all values several times again.
+
+        No more than the first of that without an epoch.
+        """
+        recorder = self._recorder
+        objects = recorder.look_at(place_of((address + at, 1)) for address in addresses for at in (0, _HEAD_BYTES - 1))
+        sight.update(objects)
+        beyond: list[Block] = []
+        for address in addresses:
+            with contextlib.suppress(UnreadableError):
+                if (block := self._decoder.place_beyond(address)) is not None:
+                    beyond.append(place_of(block))
+        further = recorder.look_at(beyond)
+        sight.update(further)
+        if self._epoch_of(group) is None:
+            return []
+        self._comparisons += _QUIET_WITH_EPOCH
+        beside = Batch(recorder.memory, [*objects, *further])
+        return self._watch(group).look_again(beside, _QUIET_WITH_EPOCH)
 
     @staticmethod
     def _led_elsewhere(watch: Watch, i: int, node: _Node) -> bytes | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sgdiag.remote.errors import BadAddressError, OpaqueError, TornError
 from sgdiag.remote.layout import TorchLayout
+from sgdiag.remote.memory import Block
 from sgdiag.remote.objects import Objects
 
 _MAX_DIMENSIONS = 64
@@ -70,12 +71,20 @@ class Tensors:
 
     def first_size(self, address: int) -> int | None:
         """How long the first dimension of the tensor there is; None if it has none."""
-        layout = self._layout
-        start = min(layout.dimensions, layout.sizes, layout.elements)
-        end = max(layout.dimensions, layout.sizes + 8 * (layout.inline_dimensions - 1), layout.elements) + 8
-        implementation = self._implementation(address)
-        shape, _ = self._shape(self._objects.read(implementation + start, end - start), start)
+        place = self.place_of_shape(address)
+        shape, _ = self._shape(self._objects.read(*place), self._shape_start)
         return shape[0] if shape else None
+
+    def place_of_shape(self, address: int) -> Block:
+        """Where the tensor there keeps its shape."""
+        layout = self._layout
+        end = max(layout.dimensions, layout.sizes + 8 * (layout.inline_dimensions - 1), layout.elements) + 8
+        return self._implementation(address) + self._shape_start, end - self._shape_start
+
+    @property
+    def _shape_start(self) -> int:
+        layout = self._layout
+        return min(layout.dimensions, layout.sizes, layout.elements)
 
     def _implementation(self, address: int) -> int:
         found = self._objects.word(address + self._layout.implementation)

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from sgdiag.remote.errors import AbsentError, OpaqueError, TornError
+from sgdiag.remote.memory import Block
 from sgdiag.remote.objects import Objects
 from sgdiag.remote.tensors import Tensor, Tensors
 from sgdiag.remote.typeinfo import TypeInfo
@@ -120,6 +121,11 @@ class Decoder:
         if kind.kind == kind.name == "int":
             return self._objects.int_at(address)
         return _Reading(self._objects, self._tensors, self._members, limits).value(address, limits.depth)
+
+    def place_beyond(self, address: int) -> Block | None:
+        """Where else one has to look to decode the object there, if it is a tensor. Raises UnreadableError's kinds."""
+        is_tensor = self._objects.type_of(address).kind == "tensor"
+        return self._tensors.place_of_shape(address) if is_tensor and self._tensors is not None else None
 
     def length(self, address: int) -> int:
         """``len()`` of the object there."""

@@ -13,8 +13,6 @@ from typing import TypeAlias
 from sgdiag.remote.memory import Batch, Block, Memory
 from sgdiag.remote.recorder import Record, Sight, place_of
 
-_PAGE_BYTES = 4096
-
 
 class _Held:
     """What a block holds to those who rely on it, and where it stands in its region."""
@@ -43,42 +41,12 @@ _Regions: TypeAlias = dict[Block, _Region]
 
 
 class _Batched:
-    """Regions that are read together, part after part, those of one page with one entry of the batch.
-
-    ``regions``: each with where it starts and ends in what is read. ``clean``: what was read when last all fitted.
-    """
+    """Regions that are read together, part after part. ``clean``: what was read when last all of them fitted."""
 
     def __init__(self, memory: Memory, *parts: _Regions) -> None:
-        self.regions: list[tuple[_Region, int, int]] = []
+        self.batch = Batch(memory, [place for part in parts for place in part])
+        self.regions = [region for part in parts for region in part.values()]
         self.clean = b""
-        self._places: list[Block] = []
-        spans: list[Block] = []
-        before = 0
-        for part in parts:
-            page, start, end = -1, 0, 0
-            for place in sorted(part):
-                address, size = place
-                if (address + size - 1) // _PAGE_BYTES == page:
-                    end = max(end, address + size)
-                    spans[-1] = start, end - start
-                else:
-                    before += end - start
-                    page, start, end = address // _PAGE_BYTES, address, address + size
-                    spans.append(place)
-                at = before + address - start
-                self.regions.append((part[place], at, at + size))
-                self._places.append(place)
-            before += end - start
-        self._batch = Batch(memory, spans)
-
-    def read(self) -> bytes | None:
-        """All regions as one; None if one of them cannot be read any more."""
-        found = self._batch.read()
-        return found if isinstance(found, bytes) else None
-
-    def read_each(self) -> list[bytes | None]:
-        """Region by region, None for one that cannot be read any more."""
-        return [self._batch.read_one(*place) for place in self._places]
 
 
 class Watch:
@@ -189,16 +157,12 @@ class Watch:
 
     def _look(self, batched: _Batched) -> set[int]:
         self.moved, self._hits = {}, {}
-        found = batched.read()
-        if found is None:
-            for (region, _, _), one in zip(batched.regions, batched.read_each(), strict=True):
-                self._compare(region, one)
-        elif found != batched.clean:
-            for region, start, end in batched.regions:
-                piece = found[start:end]
+        found = batched.batch.read()
+        if found != batched.clean:
+            for region, piece in zip(batched.regions, batched.batch.apart(found), strict=True):
                 if not (region.fits and piece == region.data):
                     self._compare(region, piece)
-            batched.clean = b"" if self.moved else found
+            batched.clean = found if isinstance(found, bytes) and not self.moved else b""
         return self._misled | self._hits.keys()
 
     def _compare(self, region: _Region, piece: bytes | None) -> None:
@@ -213,6 +177,38 @@ class Watch:
                 for user in held.users:
                     self._hits[user] = self._hits.get(user, 0) + 1
             self.moved[block] = content
+
+    def look_again(self, beside: Batch, times: int) -> list[Sight]:
+        """All values and what is ``beside`` them, seen so often in a row, without a judgement.
+
+        What could not be read is left out, and a look that saw the same as the one before it.
+        """
+        if self._value_batch is None:
+            return []
+        batches = beside, self._value_batch.batch
+        # Nothing but reads here, since all depends on how soon the last one comes after the first.
+        looks = [[batch.read() for batch in batches] for _ in range(times)]
+        return [
+            {
+                block: piece
+                for batch, found in zip(batches, look, strict=True)
+                for block, piece in zip(batch.blocks, batch.apart(found), strict=True)
+                if piece is not None
+            }
+            for look, _ in itertools.groupby(looks)
+        ]
+
+    def held_in(self, sight: Sight) -> bool:
+        """Whether all values were seen there as they are relied on now."""
+        for place, region in itertools.chain(self._epoch.items(), self._values.items()):
+            piece = sight.get(place)
+            if piece is None:
+                return False
+            if region.fits and piece == region.data:
+                continue
+            if any(piece[held.start : held.end] != held.content for held in region.held.values()):
+                return False
+        return True
 
     def only_change(self, user: int, block: Block) -> bytes | None:
         """What ``block`` holds now if the last look found nothing else changed that ``user`` relies on, else None."""

@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 from sgdiag.model import Fact, Known, Rank, RankId, Snapshot, SourceError, Unknown, decode_snapshot, encode, unknown
+from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Calibration, Execute, Group, NotPermittedError, Origin
 from sgdiag.remote.calibrate import measure
 from sgdiag.remote.process import Process
+from sgdiag.remote.recorder import Recorder
+from sgdiag.remote.values import Decoder
+from sgdiag.remote.watch import Watch
 from sgdiag.sources.objects import ObjectsSource, SchedulerProcess, scheduler, source_error
 from sgdiag.sources.procfs import ProcFs
 
@@ -135,6 +139,62 @@ def test_asking_again_for_what_is_not_there_costs_no_memory_and_hardly_any_readi
             steps = [process.read("hot").statistics[0].steps for _ in range(2 * scheduler.ABSENT_FOR_READS)]
             assert {id(group) for group in alive(Group)} == groups
             assert set(steps) == {0}
+        finally:
+            process.close()
+
+
+def changing_before(patch: pytest.MonkeyPatch, method: str, toy: Toy) -> None:
+    """Let the toy go on before the first call of that method of what is watched."""
+    original, orders = getattr(Watch, method), iter(["step"])
+
+    def called(*how: Any) -> Any:
+        for order in orders:
+            toy.obey(order)
+        return original(*how)
+
+    patch.setattr(Watch, method, called)
+
+
+@pytest.mark.parametrize(("method", "steps", "attempts"), [("held_in", 8, 1), ("look_again", 9, 2)])
+def test_a_read_is_of_the_moment_at_which_all_was_seen(
+    monkeypatch: pytest.MonkeyPatch, method: str, steps: int, attempts: int
+) -> None:
+    with running() as toy:
+        process = SchedulerProcess(toy.pid, lambda: unknown("nobody tells"), execute=Execute.NEVER)
+        try:
+            for _ in range(2):
+                assert process.read("hot").observations[EPOCH].fact.value == 7
+            toy.obey("step")
+            changing_before(monkeypatch, method, toy)
+            reading = process.read("hot")
+            assert reading.complete
+            assert (reading.observations[EPOCH].fact.value, reading.statistics[0].attempts) == (steps, attempts)
+            assert process.read("hot").observations[EPOCH].fact.value == 9
+        finally:
+            process.close()
+
+
+@pytest.mark.parametrize(("foreseen", "comparisons"), [(True, 4), (False, 6)])
+def test_what_was_not_foreseen_is_compared_afterwards(
+    monkeypatch: pytest.MonkeyPatch, foreseen: bool, comparisons: int
+) -> None:
+    with running() as toy:
+        process = SchedulerProcess(toy.pid, lambda: unknown("nobody tells"), execute=Execute.NEVER)
+        try:
+            for _ in range(2):
+                process.read("hot")
+            if not foreseen:
+                nothing: dict[tuple[type, str], Any] = {
+                    (Recorder, "look_at"): {},
+                    (Watch, "sight"): {},
+                    (Decoder, "place_beyond"): None,
+                }
+                for (kind, method), answer in nothing.items():
+                    monkeypatch.setattr(kind, method, lambda *_, answer=answer: answer)
+                monkeypatch.setattr(Watch, "held_in", lambda *_: True)
+            toy.obey("step")
+            reading = process.read("hot")
+            assert (reading.complete, reading.statistics[0].comparisons) == (True, comparisons)
         finally:
             process.close()
 

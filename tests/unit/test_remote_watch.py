@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from sgdiag.remote.memory import Block, Memory
+from sgdiag.remote.memory import Batch, Block, Memory
 from sgdiag.remote.process import Process
 from sgdiag.remote.recorder import Record, place_of
 from sgdiag.remote.watch import Watch
@@ -125,16 +125,48 @@ def test_what_nobody_relies_on_is_not_read(room: Room) -> None:
     assert room.memory.bytes_read - before == 2 * LINE
 
 
-def test_lines_of_one_page_are_one_entry(room: Room) -> None:
-    watch = watching(room, Record(), room.record(0, 256, 1024))
-    before = room.memory.bytes_read
-    assert watch.look() == set()
-    assert room.memory.bytes_read - before == 1024 + LINE
-    for at in (0, 256, 1024):
-        room.put(at, b"other")
-        assert watch.look() == {1}
-        assert watch.moved == {room.block(at): b"other\0\0\0"}
-        room.put(at, bytes(5))
+def test_values_are_seen_again_with_what_is_beside_them(room: Room) -> None:
+    watch = watching(room, room.record(0), room.record(512))
+    beside = Batch(room.memory, [room.block(4096), (4096, 8)])
+    assert watch.look_again(beside, 2) == []
+    watch.look()
+    room.put(512, b"other")
+    room.put(4096, b"third")
+    (seen,) = watch.look_again(beside, 3)
+    assert seen.keys() == {room.block(4096), *(place_of(room.block(at)) for at in (0, 512))}
+    assert seen[room.block(4096)] == b"third\0\0\0"
+    assert seen[place_of(room.block(512))][:5] == b"other"
+
+
+def test_looks_that_differ_are_told_apart(room: Room) -> None:
+    contents = iter([bytes(5), b"other"])
+
+    class Changing(Batch):
+        def read(self) -> bytes | list[bytes | None]:
+            room.put(512, next(contents))
+            return super().read()
+
+    watch = watching(room, Record(), room.record(512))
+    watch.look()
+    looks = watch.look_again(Changing(room.memory, []), 2)
+    assert [watch.held_in(sight) for sight in looks] == [True, False]
+
+
+def test_values_are_held_where_they_were_seen_as_they_are_relied_on(room: Room) -> None:
+    before = room.record(512)
+    watch = watching(room, room.record(0), before, room.record(600))
+    watch.look()
+    room.put(530, b"beside")
+    (sight,) = watch.look_again(Batch(room.memory, []), 1)
+    assert watch.held_in(sight)
+    room.put(512, b"other")
+    (later,) = watch.look_again(Batch(room.memory, []), 1)
+    assert not watch.held_in(later)
+    watch.rely(1, room.record(512), before)
+    assert watch.held_in(later)
+    assert not watch.held_in(sight)
+    watch.rely(3, room.record(4096), Record())
+    assert not watch.held_in(later)
 
 
 def test_what_was_looked_at_is_seen_with_its_surroundings(room: Room) -> None:
