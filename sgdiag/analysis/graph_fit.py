@@ -71,7 +71,12 @@ def captured_size(
 
     if isinstance(graphs.enabled, Known) and not graphs.enabled.value:
         return unknown("graphs are off")
-    if graphs.name.startswith(_SPECULATING) and plain_above is not None and isinstance(batch, Known) and batch.value > plain_above:
+    if (
+        graphs.name.startswith(_SPECULATING)
+        and plain_above is not None
+        and isinstance(batch, Known)
+        and batch.value > plain_above
+    ):
         return unknown(PLAIN)
     found = combine(fit, graphs.sizes, batch, source=f"derived:{graphs.name} sizes")
     if isinstance(found, Unknown):

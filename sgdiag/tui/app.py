@@ -28,7 +28,7 @@ from sgdiag.session.feed import Feed
 from sgdiag.session.recording import ReplayFeed
 from sgdiag.tui.help import HelpScreen
 from sgdiag.tui.page import Page, Picker, Tail
-from sgdiag.tui.paint import Look, Palette, fit, wrap
+from sgdiag.tui.paint import Look, Palette, fit, two_lines
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.themes import DARK, LIGHT, palette
 from sgdiag.tui.views.arguments import arguments
@@ -95,12 +95,6 @@ def _titles(width: int, current: str) -> dict[str, str]:
         if sum(map(len, titles.values())) + _COUNT_CELLS <= width:
             return titles
     return {name: f" {key_of(name)}{f' {names[2]}' * (name == current)}" for name, names in SCREENS.items()}
-
-
-def _two_lines(text: Text, width: int) -> Text:
-    """``text`` in as much room as the banner has, with an ellipsis where it is longer."""
-    first, *others = wrap(text, width)
-    return Text("\n").join([first, fit(Text(" ").join(others), width)] if others else [first])
 
 
 class Main(Screen[None]):
@@ -257,8 +251,9 @@ class SgdiagApp(App[None]):
         before = self._shown.get(name)
         if before != text:
             self._shown[name] = text
-            # Only the banner changes its height: laying all out each second would also draw the scroll bars anew.
-            self._main.query_one(f"#{name}", Static).update(text, layout=before is None or name == "banner")
+            # Laying all out each second would also draw the scroll bars anew.
+            grown = before is None or before.plain.count("\n") != text.plain.count("\n")
+            self._main.query_one(f"#{name}", Static).update(text, layout=grown)
 
     def _draw_banner(self, scene: Scene) -> None:
         message = banner(scene)
@@ -267,7 +262,7 @@ class SgdiagApp(App[None]):
             widget.set_class(message is not None, "shown")
             self.call_after_refresh(self._draw)
         if message is not None:
-            self._put("banner", _two_lines(scene.look.ink(message[0], message[1]), scene.width))
+            self._put("banner", Text("\n").join(two_lines(scene.look.ink(*message), scene.width)))
 
     def _draw_log(self, scene: Scene) -> None:
         head, tail = self._main.query_one("#log-head", Page), self._main.query_one("#log-tail", Page)
@@ -338,23 +333,28 @@ class SgdiagApp(App[None]):
 
     def _foot(self, look: Look) -> Text:
         """As many keys as fit, the more important ones before others."""
-        screens, played = ("0-9", "screens"), self._player is not None
-        keys = player_keys(self._player) if self._player is not None else [screens]
-        if self.current == "log":
-            keys += [("space", "follow" if self._paused else "pause")] * (not played)
-            keys.append(("w", "unwrap" if self._wrapped else "wrap"))
-        elif self.current == "findings":
-            keys.append(("↑↓", "choose"))
-        elif self.current in WITH_FRAMES:
-            keys.append(("f", "back" if self._frames else "frames"))
-        keys.append(screens if played else ("s", "hide sources" if self._sources else "sources"))
-        keys += [("↑↓", "scroll")] * (self.current not in ("log", "findings") and not played)
+        screens, here = ("0-9", "screens"), self._keys_here()
+        if self._player is not None:
+            stop, wind, *others = player_keys(self._player)
+            keys = [stop, wind, *here, *others, screens]
+        else:
+            sources = ("s", "hide sources" if self._sources else "sources")
+            keys = [screens, *here, sources] + [("↑↓", "scroll")] * (self.current not in ("log", "findings"))
         keys += [("^p", "commands"), ("t", "theme")]
         shown, room = [("?", "help"), ("q", "quit")], self.size.width - 2
         for pair in keys:
             if len("   ".join(map(" ".join, [*shown, pair]))) <= room:
                 shown.insert(-2, pair)
         return look.join(*(part for key, what in shown for part in (look.ink(key, "title"), f" {what}   ")))
+
+    def _keys_here(self) -> list[tuple[str, str]]:
+        """The keys that only the open screen has, and what they do now."""
+        if self.current == "log":
+            follow = [("space", "follow" if self._paused else "pause")] * (self._player is None)
+            return [*follow, ("w", "unwrap" if self._wrapped else "wrap")]
+        if self.current == "findings":
+            return [("↑↓", "choose")]
+        return [("f", "back" if self._frames else "frames")] * (self.current in WITH_FRAMES)
 
     # Actions
 

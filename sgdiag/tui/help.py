@@ -13,11 +13,15 @@ from sgdiag.model import Snapshot
 from sgdiag.tui.page import Page
 from sgdiag.tui.paint import Look, Palette, Role, wrap
 
+_LOG = ("space, w", "on the log: pause or follow, wrap lines")
+_RECORDED_LOG = ("End, w", "on the log: follow its end again, wrap lines")
+"""The space bar stops the recording and not the log."""
+
 _KEYS = (
     ("0 to 9, tab", "open a screen; 0: which rank holds up the others"),
     ("↑ ↓ PgUp PgDn", "scroll; on the findings, choose"),
     ("s", "where values come from, and why others are unknown"),
-    ("space, w", "on the log: pause or follow, wrap lines"),
+    _LOG,
     ("f", "on processes and stacks: all Python frames, and back"),
     ("t, ctrl+p", "dark or light; all commands and themes"),
     ("?, q", "this help; quit (the server is never touched)"),
@@ -76,7 +80,8 @@ class HelpScreen(ModalScreen[None]):
     def _lines(self) -> list[Text]:
         look = self._look
         lines: list[Text] = []
-        for title, shown in (("A recording", _PLAYER_KEYS),) * self._recorded + (("Keys", _KEYS),):
+        ours = [_RECORDED_LOG if keys is _LOG and self._recorded else keys for keys in _KEYS]
+        for title, shown in [("A recording", _PLAYER_KEYS)] * self._recorded + [("Keys", tuple(ours))]:
             lines.append(look.ink(title, "title"))
             lines += [self._line(keys, "strong", what) for keys, what in shown]
         lines.append(look.ink("Signs", "title"))

@@ -186,6 +186,12 @@ def wrap(text: Text, width: int, indent: int = 0) -> list[Text]:
             rest = rest[1:]
 
 
+def two_lines(text: Text, width: int) -> list[Text]:
+    """``text`` in one line or two of at most ``width`` cells, with an ellipsis where it is longer."""
+    first, *others = wrap(text, width)
+    return [first, fit(Text(" ").join(others), width)] if others else [first]
+
+
 def flow(look: Look, chips: Iterable[Text], width: int, indent: int = 0) -> list[Text]:
     """Short pieces after each other, as many on a line as fit whole."""
     lines: list[Text] = []

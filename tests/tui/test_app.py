@@ -285,7 +285,7 @@ async def test_every_kind_of_theme(theme: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (10, 3), (40, 12), (79, 23), (300, 100)])
 async def test_odd_sizes(size: tuple[int, int]) -> None:
     async with started("connected", size) as pilot:
-        for key in "123456f7890fs123456f7890f":
+        for key in [*"123456f7890fs123456f7890f", "question_mark", "escape"]:
             await pilot.press(key)
         await pilot.pause()
 

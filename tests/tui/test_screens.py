@@ -18,6 +18,7 @@ HERE = Path(__file__).parent / "screens"
 ALL = tuple(SCREENS)
 
 CASES: list[tuple[str, tuple[int, int], tuple[str, ...]]] = [
+    ("connected", (60, 20), ALL),
     ("connected", (80, 24), ALL),
     ("connected", (120, 40), ALL),
     ("connected", (200, 60), ALL),
@@ -25,6 +26,7 @@ CASES: list[tuple[str, tuple[int, int], tuple[str, ...]]] = [
     ("stale", (80, 24), ALL),
     ("stale", (120, 40), ("overview", "kv")),
     ("stale", (200, 60), ("overview",)),
+    ("hung", (60, 20), ("stacks",)),
     ("hung", (80, 24), ("overview", "findings", "stacks")),
     ("hung", (120, 40), ("stacks",)),
     ("hung", (200, 60), ("stacks",)),

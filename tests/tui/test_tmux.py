@@ -23,8 +23,8 @@ class Terminal:
 
     def __init__(self, socket: Path, sample: str) -> None:
         self._tmux = ["tmux", "-u", "-f", "/dev/null", "-S", str(socket)]
-        program = f"cd {ROOT} && exec {sys.executable} -m tests.tui.example {sample}"
-        self.tmux("new-session", "-d", "-x", "80", "-y", "24", "-s", "test", "sh", "-c", f"{program}; sleep 5")
+        program = f"cd {ROOT} && {sys.executable} -m tests.tui.example {sample}"
+        self.tmux("new-session", "-d", "-x", "80", "-y", "24", "-s", "test", "sh", "-c", f"{program}; sleep 60")
 
     def tmux(self, *words: str) -> str:
         return subprocess.run([*self._tmux, *words], check=True, capture_output=True, text=True, timeout=10).stdout

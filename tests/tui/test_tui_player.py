@@ -108,11 +108,40 @@ async def test_help_tells_the_keys(film: Path) -> None:
     async with playing(film, Clock()) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
-        assert any("half or double the speed" in line for line in screen_text(pilot))
+        text = screen_text(pilot)
+        assert any("half or double the speed" in line for line in text)
+        # The space bar does one thing only.
+        assert sum("  space  " in line or " space, " in line for line in text) == 1
         # Under an open window nothing moves.
         await pilot.press("right", "escape")
         await pilot.pause()
         assert bar(pilot).endswith("frame  1 of 90")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+async def test_the_keys_below_a_recording_are_whole(film: Path, width: int) -> None:
+    async with playing(film, Clock(), (width, 20)) as pilot:
+        for key in "1234567890":
+            await pilot.press(key)
+            await pilot.pause()
+            foot = screen_text(pilot)[-1]
+            assert foot.endswith("? help   q quit"), key
+            assert ("w wrap" in foot) == (key == "7")
+            assert ("f frames" in foot) == (key in "60")
+            assert ("↑↓ choose" in foot) == (key == "8")
+
+
+async def test_a_long_note_has_two_lines(tmp_path: Path) -> None:
+    path = tmp_path / "film.sgdiag"
+    note = "the load rises until the pool is full and requests are retracted; look at the findings"
+    with Recorder(path, title="pid 4242", note=note) as recorder:
+        recorder.write(samples.connected(0))
+    async with playing(path, Clock(), (60, 20)) as pilot:
+        assert " ".join(" ".join(screen_text(pilot)[-3:-1]).split()) == note
+        await pilot.resize_terminal(120, 20)
+        await pilot.pause()
+        assert screen_text(pilot)[-2].strip() == note
+        assert "at end" in screen_text(pilot)[-3]
 
 
 async def test_damage_ends_the_screen_with_what_is_wrong(film: Path, tmp_path: Path) -> None:

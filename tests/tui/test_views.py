@@ -23,6 +23,7 @@ from sgdiag.model import (
     Gpu,
     GpuProcess,
     Gpus,
+    GraphSet,
     Known,
     Process,
     Server,
@@ -338,6 +339,10 @@ def test_a_batch_that_decodes_plainly_is_not_looked_for_on_draft_graphs() -> Non
     told = [line for line in text_of("graphs", plain).splitlines() if line.startswith("running batch")]
     assert len(told) >= 2
     assert all("decodes plainly" in line for line in told)
+    own = GraphSet(name="plain decode", enabled=Known(True, "log"), sizes=Known((16, 64), "log"))
+    read = text_of("graphs", msgspec.structs.replace(plain, graphs=(*plain.graphs, own)))
+    assert "─ on the graphs of plain decode\n" in read
+    assert re.search(r"^TP0 +DECODE +49 +1 +64 +15 requests", read, re.MULTILINE)
 
 
 NARROW = 58
@@ -360,6 +365,8 @@ def test_what_a_narrow_table_has_no_room_for_stands_below() -> None:
     assert "EagleDraftInput" in text_of("speculation", snapshot, width=NARROW)
     assert "padding" in text_of("graphs", snapshot, width=NARROW)
     assert "symm. memory" in text_of("collectives", snapshot, width=NARROW)
+    assert "PCIe 5 x16" in text_of("processes", snapshot, width=NARROW)
+    assert {"core", "GPU"} <= set(text_of("stacks", samples.hung(), width=NARROW - 8).split())
 
 
 def test_ports_are_whole_where_there_is_no_title() -> None:

@@ -59,22 +59,30 @@ def _now(scene: Scene) -> Section:
 
 
 def _running(scene: Scene) -> list[Section]:
-    """Which of the target's graphs the running batch of each rank hits, or why none; only where batches are known."""
+    """Which of the target's graphs the running batch of each rank hits, or why none; only where batches are known.
+
+    A speculating server that decodes so large a batch plainly has graphs of their own for that.
+    """
     look, entry = scene.look, target_graphs(scene.snapshot.graphs)
     batches = {rank.id: batch for rank in scene.snapshot.ranks if (batch := running_batch(rank.batches)) is not None}
     if entry is None or not any(isinstance(batch.requests, Known) for batch in batches.values()):
         return []
+    plain = next((entry for entry in scene.snapshot.graphs if entry.name == "plain decode"), None)
     rows: list[list[Cell]] = []
     reasons: list[Text] = []
+    sets: dict[str, None] = {}
 
     def shown(rank: Rank) -> tuple[object, ...]:
         batch = batches[rank.id]
         return batch.mode.or_else(None), batch.requests.or_else(None), _width(scene, batch).or_else(None)
 
     for name, rank in alike(scene, ((rank, shown(rank)) for rank in scene.snapshot.ranks if rank.id in batches)):
-        batch = batches[rank.id]
+        batch, used = batches[rank.id], entry
         width = _width(scene, batch)
         fit = batch_fit(entry, batch, width, plain_above(scene.snapshot.server))
+        if isinstance(fit, Unknown) and fit.reason == PLAIN and plain is not None:
+            used, fit = plain, batch_fit(plain, batch, width)
+        sets[used.name] = None
         rows.append(
             [
                 look.text(name, "label"),
@@ -95,7 +103,7 @@ def _running(scene: Scene) -> list[Section]:
         Column("padding", right=False),
     ]
     blocks: list[Block] = [Table(columns, rows, split=True), Lines(reasons, wrapped=True, indent=2)]
-    return [Section("Running batch", blocks, note=f"on the graphs of {entry.name}")]
+    return [Section("Running batch", blocks, note=f"on the graphs of {' and '.join(sets)}")]
 
 
 def _graph(scene: Scene, fit: Fact[Fit]) -> list[Cell]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from sgdiag.session.recording import ReplayFeed
-from sgdiag.tui.paint import Look, fit
+from sgdiag.tui.paint import Look, fit, two_lines
 
 _LEAST_BAR = 8
 
@@ -21,7 +21,7 @@ def player_keys(feed: ReplayFeed) -> list[tuple[str, str]]:
 
 
 def player_lines(look: Look, feed: ReplayFeed, width: int) -> list[Text]:
-    """State, place, pace and frame on one line; a second one for the note, where there is one."""
+    """State, place, pace and frame on one line; below it the note, where there is one."""
     state = look.ink("▶ playing", "good")
     if feed.paused:
         state = look.ink("‖ paused ", "warn")
@@ -39,7 +39,7 @@ def player_lines(look: Look, feed: ReplayFeed, width: int) -> list[Text]:
         bar = look.join(look.ink("━" * done, "good"), look.ink("─" * (room - done), "label"))
     lines = [fit(look.join(state, place, bar, look.ink(rest, "label")), width)]
     if feed.header.note:
-        lines.append(fit(look.ink(feed.header.note, "label"), width))
+        lines += two_lines(look.ink(feed.header.note, "label"), width)
     return lines
 
 

@@ -274,7 +274,11 @@ def _gpus(scene: Scene) -> Section:
     note = f"driver {part.driver.value}" if isinstance(part.driver, Known) else ""
     return Section(
         "GPUs",
-        [Table(columns, rows, gap=1), Lines(strangers, wrapped=True, indent=2), Lines(details, wrapped=True, indent=7, facts=facts)],
+        [
+            Table(columns, rows, gap=1, split=True),
+            Lines(strangers, wrapped=True, indent=2),
+            Lines(details, wrapped=True, indent=7, facts=facts),
+        ],
         note=note,
     )
 

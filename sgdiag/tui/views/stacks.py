@@ -152,7 +152,10 @@ def _ranks(scene: Scene, groups: Sequence[_Group], told: Verdict) -> Section:
         Column("core", 4),
         *([Column("GPU", 4)] * on_gpu),
     ]
-    blocks: list[Block] = [Table(columns, rows, gap=2 if wide else 1), Lines(list(_strain(scene, groups)), True, 2)]
+    blocks: list[Block] = [
+        Table(columns, rows, gap=2 if wide else 1, split=True),
+        Lines(list(_strain(scene, groups)), True, 2),
+    ]
     return Section("Ranks", blocks, note="the odd one out first" if told.suspects else "")
 
 
