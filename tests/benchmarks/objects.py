@@ -1,20 +1,24 @@
 """What reading a scheduler's objects costs the reader and the server.
 
     python -m tests.benchmarks.objects --pid SCHEDULER [--seconds 80] [--json FILE]
+    python -m tests.benchmarks.objects --lab [--seconds 80] [--json FILE]
 
-The scheduler should be under steady load. First the hot group is read for a while and its cost and consistency are
-counted; then, at 10 Hz and at 100 Hz, the reader is on and off in alternate slots of two seconds, and the time per
-scheduler step of a slot is compared with that of its neighbours, with a 95 % interval by resampling. A process of its
-own watches the counter of steps all the time, and only that, so that a slot's time per step is a median over its steps:
-a machine that stands still for a moment moves an average, but not that.
+The scheduler should be under steady load. ``--lab`` starts one: a lab server with EAGLE-3 that takes its tokens from a
+table, so that its steps are as short as a GPU's, with 16 requests. First the hot group is read for a while and its cost
+and consistency are counted; then, at 10 Hz and at 100 Hz, the reader is on and off in alternate slots of two seconds,
+and the time per scheduler step of a slot is compared with that of its neighbours, with a 95 % interval by resampling. A
+process of its own watches the counter of steps all the time, and only that, so that a slot's time per step is a median
+over its steps: a machine that stands still for a moment moves an average, but not that.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +27,17 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+from sgdiag import lab
 from sgdiag.model import unknown
 from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute
+from sgdiag.session.attach import Access, find_schedulers
 from sgdiag.sources.objects import SchedulerProcess
 from tests.benchmarks.slowdown import SLOT_S, compared, steps_by_slot
+from tests.benchmarks.steady_load import Crowd, read_table
 
 POLL_S = 0.0002
+REQUESTS, TOKENS, SETTLE_S = 16, 1000, 5.0
 
 
 class Watched:
@@ -131,19 +139,44 @@ def watch_steps(pid: int, stop: Event, result: Connection) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pid", type=int, required=True)
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--pid", type=int)
+    target.add_argument("--lab", action="store_true")
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    watched = Watched(given.pid)
-    watched.cost(1.0, 10.0)
-    figures: dict[str, Any] = {"opened_s": watched.opened_s, "release": watched.process.release.or_else("unknown")}
-    for rate_hz in (10.0, 100.0):
-        figures[f"hot group at {rate_hz:.0f} Hz"] = watched.cost(given.seconds / 4, rate_hz)
-        figures[f"slow-down at {rate_hz:.0f} Hz"] = watched.slowdown(given.seconds, rate_hz)
+    with contextlib.nullcontext(given.pid) if given.pid is not None else busy_lab() as pid:
+        figures = measured(pid, given.seconds)
     print(json.dumps(figures, indent=1))
     if given.json:
         given.json.write_text(json.dumps(figures))
+
+
+@contextmanager
+def busy_lab() -> Iterator[int]:
+    """The scheduler of a lab server under steady load."""
+    server = lab.up(speculative=True, env={"SGDIAG_LAB_SHIMS": "table"}, extra_args=("--max-total-tokens", "40000"))
+    try:
+        crowd = Crowd(server.url, read_table(Path(server.models) / "expected_next.json"), REQUESTS, TOKENS)
+        try:
+            time.sleep(SETTLE_S)
+            yield next(iter(find_schedulers(server.url, Access(url=server.url))[0].values()))
+        finally:
+            crowd.end()
+        if crowd.faults:
+            sys.exit(f"{len(crowd.faults)} answers were wrong: {crowd.faults[0]}")
+    finally:
+        lab.down(server.name)
+
+
+def measured(pid: int, seconds: float) -> dict[str, Any]:
+    watched = Watched(pid)
+    watched.cost(1.0, 10.0)
+    figures: dict[str, Any] = {"opened_s": watched.opened_s, "release": watched.process.release.or_else("unknown")}
+    for rate_hz in (10.0, 100.0):
+        figures[f"hot group at {rate_hz:.0f} Hz"] = watched.cost(seconds / 4, rate_hz)
+        figures[f"slow-down at {rate_hz:.0f} Hz"] = watched.slowdown(seconds, rate_hz)
+    return figures
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from sgdiag import lab
 from sgdiag.lab.pool import LabPool
 from sgdiag.lab.state import Lab
 from sgdiag.model import Known, Snapshot, Unknown, decode_snapshot, unknown
+from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute, Status
 from sgdiag.session.attach import Access, find_schedulers
 from sgdiag.sources.objects import ObjectsSource, Observation, SchedulerProcess
@@ -269,6 +270,27 @@ def status(target: Lab, env: dict[str, str] | None = None) -> tuple[Snapshot, fl
     )
     took = time.monotonic() - started
     return decode_snapshot(json.dumps(json.loads(done.stdout)).encode()), took
+
+
+def test_a_scheduler_with_steps_as_short_as_a_gpus_is_read_whole(lab_server: LabPool) -> None:
+    target = lab_server(speculative=True, env={"SGDIAG_LAB_SHIMS": "table"})
+    with schedulers(target) as (process,), loaded(target, 8, 1000) as results:
+        until(
+            lambda: process.read("hot").observations["batch.running.requests"].fact.or_else(0) == 8, 60, "a full batch"
+        )
+        begun, readings = time.monotonic(), []
+        for _ in range(200):
+            readings.append(process.read("hot"))
+            time.sleep(0.02)
+        seconds = time.monotonic() - begun
+    steps = [reading.observations[EPOCH].fact.value for reading in readings]
+    assert steps == sorted(steps)
+    assert (steps[-1] - steps[0]) / seconds > 50
+    attempts = [reading.statistics[0].attempts for reading in readings if reading.complete]
+    # Nine of ten here; on a machine with as many processes as cores fewer.
+    assert sum(count <= 3 for count in attempts) > 150
+    assert results[0].requests > 0
+    assert (results[0].failed, results[0].wrong_tokens) == (0, 0)
 
 
 def test_a_server_that_hangs_with_the_gil_held_is_read_within_two_seconds(

@@ -1,8 +1,9 @@
 """Runs in every Python process of a lab server, before SGLang: adapts releases without a CPU branch where asked to.
 
 `SGDIAG_LAB_SHIMS` is a comma list: `streams` (CUDA streams and events do nothing), `tree` (the speculative modules
-use the reference tree kernels) and `hang` (SIGUSR2 lets a process hang as a lost kernel or lock would). Modules are
-changed right after they are imported, never on disk.
+use the reference tree kernels), `table` (tokens come from a table, in steps as short as a GPU's; 0.5.23) and `hang`
+(SIGUSR2 lets a process hang as a lost kernel or lock would). Modules are changed right after they are imported, never
+on disk.
 """
 
 # The finder and loader methods have the parameters that importlib gives them.
@@ -11,6 +12,7 @@ changed right after they are imported, never on disk.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -35,13 +37,20 @@ def _take_cuda_branch(module: ModuleType) -> None:
     module.__dict__["_is_cuda"] = True
 
 
+def _answer_from_a_table(module: ModuleType) -> None:
+    importlib.import_module("sgdiag_lab_table").install(module)
+
+
 _HANG_S = 600
 
-_TREE_HOOKS: Mapping[str, Callable[[ModuleType], None]] = {
-    "sglang.srt.speculative.eagle_utils": _use_reference_tree,
-    "sglang.srt.speculative.eagle_info_v2": _take_cuda_branch,
-    "sglang.srt.speculative.spec_utils": _take_cuda_branch,
-    "sglang.srt.speculative.triton_ops.cache_locs": _take_cuda_branch,
+_HOOKS: Mapping[str, Mapping[str, Callable[[ModuleType], None]]] = {
+    "tree": {
+        "sglang.srt.speculative.eagle_utils": _use_reference_tree,
+        "sglang.srt.speculative.eagle_info_v2": _take_cuda_branch,
+        "sglang.srt.speculative.spec_utils": _take_cuda_branch,
+        "sglang.srt.speculative.triton_ops.cache_locs": _take_cuda_branch,
+    },
+    "table": {"sglang.srt.model_executor.runner.eager_runner": _answer_from_a_table},
 }
 
 
@@ -63,10 +72,13 @@ class _HookedLoader(importlib.abc.Loader):
 class _HookFinder(importlib.abc.MetaPathFinder):
     """Finds the hooked modules where Python would, and wraps their loaders."""
 
+    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = hooks
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        hook = _TREE_HOOKS.get(fullname)
+        hook = self._hooks.get(fullname)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path) if hook else None
         if hook is None or spec is None or spec.loader is None:
             return None
@@ -80,7 +92,7 @@ def _hang(_number: int, _frame: object) -> None:
 
 
 _shims = os.environ.get("SGDIAG_LAB_SHIMS", "").split(",")
-if "tree" in _shims:
-    sys.meta_path.insert(0, _HookFinder())
+for _hooks in (_HOOKS[shim] for shim in _shims if shim in _HOOKS):
+    sys.meta_path.insert(0, _HookFinder(_hooks))
 if "hang" in _shims:
     signal.signal(signal.SIGUSR2, _hang)
