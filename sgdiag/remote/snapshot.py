@@ -3,6 +3,7 @@
 A group's paths form a tree of steps. Every step remembers which blocks of memory decided its outcome, so that
 "does all of this still hold?" is one batched read and one comparison, and only steps whose memory changed are taken
 again. When several such comparisons in a row find no change, there was an instant at which all of it held together.
+Nothing has to be decoded for that: memory that was seen several times in a row is compared with itself at leisure.
 
 One hole is left: memory that changed and changed back in between, as freed and reused objects do. An *epoch* closes
 it: an int of the target that only grows, such as a loop counter, is the first and the last thing that each comparison
@@ -36,6 +37,7 @@ _ATTEMPTS_AT_ONCE = 6
 _ATTEMPTS_AT_ANY_COST = 4
 _PAUSE_S = 0.001
 _HEAD_BYTES = 28
+"""An int, a list with its length, or a tensor as far as it says where the rest is."""
 
 
 class Status(enum.Enum):
@@ -244,8 +246,8 @@ class Collector:
                 time.sleep(_PAUSE_S)
                 changed |= self._changed(group)
             attempt += 1
-            at_once = self._take_steps(group, roots, changed)
-            changed = self._changed(group, guards=True) if at_once else self._changes_while_quiet(group)
+            was_quiet = self._take_steps(group, roots, changed)
+            changed = self._changed(group, guards=True) if was_quiet else self._changes_while_quiet(group)
             complete = not changed
         if complete:
             results = {path: self._settled(group, end) for path, end in group._ends.items()}
