@@ -33,13 +33,15 @@ class Fit(msgspec.Struct, frozen=True):
     tokens_per_request: int | None = None
 
 
+MORE_FREE = "not measurable: more was free {}, so memory was given back meanwhile"
+"""Why it is not known what a step took in which free memory rose; to be filled with when."""
+
+
 def graph_memory(taken: Fact[int]) -> Fact[int]:
     """Bytes that graphs took, measured by what is free on the GPU before and after their capture: less than
-    nothing says that somebody else gave memory back meanwhile."""
+    nothing says that memory was given back meanwhile."""
     if isinstance(taken, Known) and taken.value < 0:
-        return unknown(
-            "not measurable: more was free after the capture than before, so others gave memory back meanwhile"
-        )
+        return unknown(MORE_FREE.format("after the capture than before"))
     return taken
 
 

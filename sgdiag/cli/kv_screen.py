@@ -73,14 +73,22 @@ def _budget(snapshot: Snapshot, budget: Budget, slot: Fact[int], width: int) -> 
     yield Text()
     for line in (*_comparison(budget, slot), *_fractions(budget)):
         yield line.text(width)
-    # A phase of graphs is a term only where its capture was measured, so that it too is missed.
-    missing = [
-        term.label
-        for term in budget.terms
-        if isinstance(term.bytes, Unknown) and (term.id in ALWAYS or term.id.startswith("graphs-"))
-    ]
-    if missing:
-        yield _Line("not told here", ", ".join(missing)).text(width)
+    for line in _missing(budget):
+        yield line.text(width)
+
+
+def _missing(budget: Budget) -> Iterable[_Line]:
+    """The terms that are not known, by reason."""
+    by_reason: dict[Unknown, list[str]] = {}
+    for term in budget.terms:
+        # A phase of graphs is a term only where its capture was measured, so that it too is missed.
+        if isinstance(term.bytes, Unknown) and (term.id in ALWAYS or term.id.startswith("graphs-")):
+            by_reason.setdefault(term.bytes, []).append(term.label)
+    told_nowhere = by_reason.pop(NOT_ASKED, [])
+    for reason, labels in by_reason.items():
+        yield _Line("not known", ", ".join(labels), reason)
+    if told_nowhere:
+        yield _Line("not told here", ", ".join(told_nowhere))
 
 
 def _row(term: Term, width: int) -> Text:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from sgdiag.analysis.format import plural
-from sgdiag.analysis.kv.budget import budget_of
-from sgdiag.model import Advice, Evidence, Finding, Known, Rank, Snapshot
+from sgdiag.analysis.kv.budget import Budget, budget_of, tightest
+from sgdiag.analysis.kv.room import EIGHT_BITS, eight_bits, higher_cap, higher_fraction
+from sgdiag.model import Advice, Evidence, Finding, Known, Rank, Snapshot, Unknown
 from sgdiag.rules.evidence import cannot_tell, rank_label, seen
 from sgdiag.rules.registry import rule
 
 NEARLY_FULL_RATIO = 0.95
 """Above this usage the next few decode steps of a full batch can run out of token slots."""
-
-LEAST_GAIN_RATIO = 0.01
-"""A fraction that could rise by less than this is as high as it can be."""
 
 SPECULATIVE_DEFAULT_REQUESTS = 48
 """What SGLang sets for a speculating server that was given no limit, in all releases from 0.5.9 to 0.5.23."""
@@ -83,12 +80,12 @@ def _more_room(snapshot: Snapshot, rank: Rank) -> Iterator[Advice]:
         )
     else:
         yield Advice("admit fewer requests at once", "--max-running-requests LOWER", "no retraction at the same load")
-    yield _larger_pool(snapshot, rank)
-    dtype = rank.kv.dtype.or_else("").removeprefix("torch.")
-    if dtype in ("bfloat16", "float16"):
-        capacity = rank.kv.capacity_tokens
-        twice = f"about {2 * capacity.value:,} tokens" if isinstance(capacity, Known) else "about twice the tokens"
-        yield Advice("store KV in 8 bits", "--kv-cache-dtype fp8_e5m2", f"{twice} in the same memory")
+    # Flags are for all ranks, and the one with the least memory sets what they give.
+    told = [one for one in snapshot.ranks if isinstance(one.kv.capacity_tokens, Known)]
+    budget = budget_of(snapshot, tightest(told) or rank)
+    yield _larger_pool(snapshot, budget)
+    if rank.kv.dtype.or_else("").removeprefix("torch.") in ("bfloat16", "float16"):
+        yield from _eight_bits(snapshot, budget)
     now = snapshot.server.args.or_else({}).get("schedule_conservativeness")
     higher = (now if isinstance(now, (int, float)) else 1.0) + 0.3
     yield Advice(
@@ -105,45 +102,38 @@ def _fitting_requests(rank: Rank) -> int | None:
     return int(capacity * NEARLY_FULL_RATIO * running / used)
 
 
-def _larger_pool(snapshot: Snapshot, rank: Rank) -> Advice:
+def _larger_pool(snapshot: Snapshot, budget: Budget) -> Advice:
     """Without its cap, or with a fraction half-way to the largest one that left room for graphs and workspaces."""
-    budget = budget_of(snapshot, rank)
-    if _is_capped(snapshot, rank):
-        rest, per_token = budget.predicted_rest_bytes.or_else(0), budget.bytes_per_token.or_else(0.0)
-        held = rank.kv.profiled_tokens.or_else(int(rest / per_token) if rest > 0 and per_token > 0 else 0)
-        if held == 0 or held > rank.kv.capacity_tokens.or_else(0):
-            return Advice(
-                "raise or drop the cap on the pool",
-                f"--max-total-tokens {held or 'HIGHER'}",
-                f"memory has room for about {held:,} tokens" if held else "the pool is what memory holds",
-            )
-    facts = (budget.fraction_ratio, budget.largest_fraction_ratio, budget.base.free_bytes, budget.bytes_per_token)
-    if any(not isinstance(fact, Known) for fact in facts):
-        return Advice(
-            "see whether the pool could be larger", "sgdiag kv", "the largest --mem-fraction-static that works"
-        )
-    fraction, largest, free, per_token = (fact.value for fact in facts)
-    wanted = math.floor((fraction + largest) * 50) / 100
-    if wanted - fraction < LEAST_GAIN_RATIO:
+    raised = higher_cap(snapshot, budget)
+    if isinstance(raised, Unknown):
+        return Advice("raise or drop the cap on the pool", "--max-total-tokens HIGHER", "up to what memory holds")
+    if raised.value is not None:
+        room = f"memory has room for about {raised.value.tokens:,} tokens"
+        return Advice("raise or drop the cap on the pool", raised.value.command, room)
+    larger = higher_fraction(snapshot, budget)
+    if isinstance(larger, Unknown):
+        return Advice("see whether the pool could be larger", "sgdiag kv", "shows where the memory went")
+    if larger.value is None:
         return Advice(
             "do not raise --mem-fraction-static: what it leaves is taken by CUDA graphs and workspaces",
             "sgdiag kv",
             "shows where the memory went",
         )
-    tokens = int((wanted - fraction) * free / per_token)
     return Advice(
         "give the pool more memory",
-        f"--mem-fraction-static {wanted:.2f}",
-        f"about {tokens:,} more tokens; half of what was free when the server was ready is left for activations",
+        larger.value.command,
+        f"about {larger.value.more_tokens:,} more tokens; half of what was free when the server was ready is left for "
+        "activations",
     )
 
 
-def _is_capped(snapshot: Snapshot, rank: Rank) -> bool:
-    """Whether the pool is as large as --max-total-tokens lets it be, down to whole pages."""
-    cap, capacity = snapshot.server.args.or_else({}).get("max_total_tokens"), rank.kv.capacity_tokens
-    if not isinstance(cap, int) or not isinstance(capacity, Known):
-        return False
-    return 0 <= cap - capacity.value < rank.kv.page_size_tokens.or_else(1)
+def _eight_bits(snapshot: Snapshot, budget: Budget) -> Iterator[Advice]:
+    narrower = eight_bits(snapshot, budget)
+    action, memory = "store KV in 8 bits", "in the same memory"
+    if isinstance(narrower, Unknown):
+        yield Advice(action, f"--kv-cache-dtype {EIGHT_BITS}", f"about twice the tokens {memory}")
+    elif narrower.value is not None:
+        yield Advice(action, narrower.value.command, f"about {narrower.value.tokens:,} tokens {memory}")
 
 
 @rule("running-limit-reached")

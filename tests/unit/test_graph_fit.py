@@ -84,6 +84,6 @@ def test_graphs_that_took_less_than_nothing_were_not_measured() -> None:
     """Seen on a GPU whose other process ended while the graphs were captured: ``mem usage=-0.50 GB``."""
     gone = graph_memory(Known(-536_870_912, "log:76"))
     assert isinstance(gone, Unknown)
-    assert "others gave memory back" in gone.reason
+    assert "memory was given back" in gone.reason
     assert graph_memory(Known(0, "log:76")) == Known(0, "log:76")
     assert graph_memory(unknown("no log")) == unknown("no log")

@@ -119,6 +119,25 @@ def test_what_others_took_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         assert ("not its own" in "".join(line.plain for line in PAGES["kv"](Scene(Look(now), 80, 60)))) is is_told
 
 
+def test_what_cannot_be_told_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """While the demo's server captured its verification graphs, other processes gave memory back."""
+    snapshot = read_frame(recording("demo.sgdiag"))
+    print_budgets(snapshot, [budget_of(snapshot, snapshot.ranks[0])], slot=NOT_ASKED)
+    shown = " ".join(capsys.readouterr().out.split())
+    why = "not measurable: more was free after the capture than before, so memory was given back meanwhile"
+    assert f"not known graphs, target verify {why}" in shown
+    assert "not told here" not in shown
+    assert f"largest fraction ? {why}" in shown
+
+
+def test_what_nothing_tells_is_only_named(tmp_path: Path) -> None:
+    path = tmp_path / "early.log"
+    path.write_text(f"{STAMP} TP0] max_total_num_tokens=1000, context_len=100, available_gpu_mem=5.00 GB\n")
+    shown = " ".join(run(path).output.split())
+    assert "not told here weights, free after load, KV pool, free after pools" in shown
+    assert "not known free before load free memory before load is not told" in shown
+
+
 def test_there_is_no_bar_where_most_of_it_would_look_free(tmp_path: Path) -> None:
     path = tmp_path / "early.log"
     path.write_text(f"{STAMP}] Load weight begin. avail mem=39.00 GB\n{STAMP}] Memory pool end. avail mem=7.00 GB\n")

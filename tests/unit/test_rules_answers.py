@@ -199,7 +199,7 @@ CASES = {
         ),
         "FAIL",
         0.85,
-        ("--speculative-num-draft-tokens 6", "--speculative-adaptive"),
+        ("--speculative-num-draft-tokens 6", "--speculative-adaptive (0.5.11 and newer)"),
     ),
     "a full pool of unknown load": Case(
         "kv-pool-exhausted",
@@ -209,7 +209,7 @@ CASES = {
         (
             "--max-running-requests LOWER",
             "sgdiag kv",
-            "--kv-cache-dtype fp8_e5m2",
+            "--kv-cache-dtype fp8_e4m3",
             "--schedule-conservativeness 1.3",
         ),
     ),

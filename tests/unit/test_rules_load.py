@@ -77,7 +77,7 @@ def test_advice_for_a_full_pool_is_computed() -> None:
         "--max-running-requests 38",
         # 5 GiB for graphs and 1 GiB for the request table of 80 GiB leave 0.925; half-way from 0.8 is 0.86.
         "--mem-fraction-static 0.86",
-        "--kv-cache-dtype fp8_e5m2",
+        "--kv-cache-dtype fp8_e4m3",
         "--schedule-conservativeness 1.5",
     ]
     # 0.06 x 80 GiB at 20 GiB / 20,000 tokens.
@@ -190,47 +190,52 @@ def test_as_many_requests_are_advised_as_fill_the_pool() -> None:
     assert full(100, 20, 0) == "--max-running-requests LOWER"
 
 
-def capped(cap: object, capacity: int, page: int = 1, profiled: int | None = None) -> list[str]:
-    rank = Rank(
-        id=RankId(),
-        kv=KvPool(
-            usage_ratio=known(0.99),
-            capacity_tokens=known(capacity),
-            page_size_tokens=known(page),
-            profiled_tokens=known(profiled) if profiled is not None else unknown("no log"),
-        ),
+def capped(cap: object, capacity: int, page: int = 1, holds: int | None = None) -> Finding | None:
+    """A pool of 1 MiB for a token, on a rank that has memory for ``holds`` tokens."""
+    mib = 1 << 20
+    memory = RankMemory()
+    if holds is not None:
+        # Kept free by a fraction of 0.5: half of the base.
+        memory = RankMemory(
+            free_before_load_bytes=known(2 * 9000 * mib), free_after_load_bytes=known((9000 + holds) * mib)
+        )
+    kv = KvPool(
+        usage_ratio=known(0.99),
+        capacity_tokens=known(capacity),
+        page_size_tokens=known(page),
+        size_bytes=known(capacity * mib),
     )
-    server = Server(args=known({"max_total_tokens": cap}))
-    return commands(find(Snapshot(server=server, ranks=(rank,)), "kv-pool-exhausted"))
+    server = Server(args=known({"max_total_tokens": cap}), mem_fraction_static_ratio=known(0.5))
+    rank = Rank(id=RankId(), kv=kv, memory=memory)
+    return find(Snapshot(server=server, ranks=(rank,)), "kv-pool-exhausted")
 
 
 @pytest.mark.parametrize(
-    ("cap", "capacity", "page", "profiled", "command"),
+    ("cap", "capacity", "page", "holds", "command"),
     [
         (1000, 1000, 1, 4000, "--max-total-tokens 4000"),
         (1000, 1000, 1, None, "--max-total-tokens HIGHER"),
-        (1063, 1000, 64, 4000, "--max-total-tokens 4000"),
+        # 3,968 in whole pages; 3,960 to three digits, which are whole pages again.
+        (1023, 960, 64, 4000, "--max-total-tokens 3904"),
         # Not the cap, but memory set the size.
-        (1064, 1000, 64, 4000, "sgdiag kv"),
+        (1024, 960, 64, 4000, "sgdiag kv"),
         (1001, 1000, 1, 4000, "sgdiag kv"),
         (999, 1000, 1, 4000, "sgdiag kv"),
         (None, 1000, 1, 4000, "sgdiag kv"),
         (1000, 1000, 1, 1000, "sgdiag kv"),
-        (1000, 1000, 1, 1001, "--max-total-tokens 1001"),
+        # Less than the figures of a log can tell apart.
+        (1000, 1000, 1, 1050, "sgdiag kv"),
+        (1000, 1000, 1, 1060, "--max-total-tokens 1060"),
     ],
 )
 def test_a_cap_is_told_from_a_full_memory(
-    cap: object, capacity: int, page: int, profiled: int | None, command: str
+    cap: object, capacity: int, page: int, holds: int | None, command: str
 ) -> None:
-    assert command in capped(cap, capacity, page, profiled)
+    assert command in commands(capped(cap, capacity, page, holds))
 
 
 def test_the_effect_of_a_lifted_cap_is_what_memory_holds() -> None:
-    rank = Rank(
-        id=RankId(), kv=KvPool(usage_ratio=known(0.99), capacity_tokens=known(1000), profiled_tokens=known(4000))
-    )
-    server = Server(args=known({"max_total_tokens": 1000}))
-    finding = find(Snapshot(server=server, ranks=(rank,)), "kv-pool-exhausted")
+    finding = capped(1000, 1000, holds=4000)
     assert finding is not None
     assert finding.advice[1].effect == "memory has room for about 4,000 tokens"
 
@@ -398,18 +403,19 @@ def eager(*ranks: tuple[int, int], sizes: tuple[int, ...] | None = (1, 8), **fie
         memory_bytes=fields.get("memory", unknown("no log")),
         sizes_unit=fields.get("unit", "requests"),
     )
-    return find(Snapshot(ranks=told, graphs=(captured,)), "decode-without-graph")
+    server = Server(args=known(fields.get("args", {})))
+    return find(Snapshot(server=server, ranks=told, graphs=(captured,)), "decode-without-graph")
 
 
 @pytest.mark.parametrize(
     ("ranks", "fields", "above", "command"),
     [
-        (((9, 16),), {}, True, "--cuda-graph-max-bs 16"),
-        (((9, 4),), {}, True, "--cuda-graph-max-bs 9"),
-        (((9, 16), (12, 32)), {}, True, "--cuda-graph-max-bs 32"),
+        (((9, 16),), {}, True, "--cuda-graph-max-bs-decode 16 (up to 0.5.13: --cuda-graph-max-bs 16)"),
+        (((9, 4),), {"args": {"cuda_graph_max_bs": 8}}, True, "--cuda-graph-max-bs 9"),
+        (((9, 16), (12, 32)), {"args": {"cuda_graph_config": {}}}, True, "--cuda-graph-max-bs-decode 32"),
         (((8, 16),), {}, False, "sgdiag attach"),
         (((9, 16), (8, 16)), {}, False, "sgdiag attach"),
-        (((1, 1),), {"sizes": ()}, True, "--cuda-graph-max-bs 1"),
+        (((1, 1),), {"sizes": (), "args": {"cuda_graph_max_bs": 8}}, True, "--cuda-graph-max-bs 1"),
         (((9, 16),), {"sizes": None}, False, "sgdiag attach"),
         (((9, 16),), {"unit": "tokens"}, False, "sgdiag attach"),
     ],

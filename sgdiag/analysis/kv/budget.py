@@ -17,8 +17,10 @@ from collections.abc import Iterable
 import msgspec
 
 from sgdiag.analysis.kv.base import Base, Span, base_of
+from sgdiag.analysis.kv.terms import ROUNDING_BYTES as ROUNDING_BYTES
 from sgdiag.analysis.kv.terms import (
     Term,
+    given_back,
     gone_elsewhere,
     observed_rest,
     request_table,
@@ -27,9 +29,6 @@ from sgdiag.analysis.kv.terms import (
     terms_of,
 )
 from sgdiag.model import NOT_ASKED, Fact, Known, Rank, RankId, Snapshot, Unknown, combine, unknown
-
-ROUNDING_BYTES = round(0.05 * 2**30)
-"""What the figures of one balance, printed with two digits each, can add up to."""
 
 ELSEWHERE = (
     "went while it started, and its process does not hold it: others took it meanwhile, or it was given back since; "
@@ -160,12 +159,14 @@ def _largest(rank: Rank, base: Base) -> tuple[Fact[float], str]:
     """The fraction at which what was taken after the pools just fits, and what that was."""
     if rank.kv.sized_after_capture.or_else(False):
         return unknown("the pool takes what the graphs left, so that they fit at any fraction"), ""
-    later = taken_later(rank)
+    hidden = given_back(rank)
+    if hidden is not None:
+        return hidden, ""
+    later, table = taken_later(rank), request_table(rank).or_else(0)
     if not isinstance(later, Known):
         return unknown("what was taken after the pools is not known"), ""
-    beside = max(request_table(rank).or_else(0), 0)
     fraction = combine(
-        lambda free, taken: min(1 - (max(taken, 0) + beside) / free, 1.0),
+        lambda free, taken: min(1 - (taken + table) / free, 1.0),
         base.free_bytes,
         later,
         source="1 - taken after pools/base",
@@ -180,10 +181,20 @@ def _per_token(rank: Rank) -> Fact[float]:
     return combine(lambda held, count: held / count, size, tokens, source="KV pool/tokens")
 
 
+def cap_binds(snapshot: Snapshot, rank: Rank) -> bool:
+    """Whether the pool is as large as --max-total-tokens lets it be, down to whole pages."""
+    args, capacity = snapshot.server.args.or_else({}), rank.kv.capacity_tokens
+    cap, page = args.get("max_total_tokens"), rank.kv.page_size_tokens.or_else(args.get("page_size"))
+    if not isinstance(cap, int) or not isinstance(capacity, Known):
+        return False
+    return 0 <= cap - capacity.value < (page if isinstance(page, int) and page > 0 else 1)
+
+
 def _capped(snapshot: Snapshot, rank: Rank, difference: Fact[int]) -> bool:
-    cap = snapshot.server.args.or_else({}).get("max_total_tokens")
     smaller = isinstance(difference, Known) and difference.value < -ROUNDING_BYTES
-    return smaller and isinstance(cap, int) and rank.kv.capacity_tokens.or_else(cap) <= cap
+    if isinstance(rank.kv.capacity_tokens, Unknown):
+        return smaller and isinstance(snapshot.server.args.or_else({}).get("max_total_tokens"), int)
+    return smaller and cap_binds(snapshot, rank)
 
 
 def _why(snapshot: Snapshot, rank: Rank, base: Base, difference: Fact[int], span: Fact[Span], capped: bool) -> str:

@@ -6,10 +6,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from sgdiag.analysis.graph_fit import graph_memory
+from sgdiag.analysis.graph_fit import MORE_FREE, graph_memory
 from sgdiag.analysis.kv.base import free_before_load
 from sgdiag.analysis.nccl.server import predicted
-from sgdiag.model import NOT_ASKED, Fact, Gpu, Known, Rank, Snapshot, combine, unknown
+from sgdiag.model import NOT_ASKED, Fact, Gpu, Known, Rank, Snapshot, Unknown, combine, unknown
+
+ROUNDING_BYTES = round(0.05 * 2**30)
+"""What the figures of one balance, printed with two digits each, can add up to."""
 
 Place: TypeAlias = Literal["before", "budget", "slack", "later", "left"]
 """Where a term belongs: taken ``before`` SGLang measures its base; paid from the ``budget`` that the fraction sets;
@@ -17,7 +20,7 @@ the ``slack`` beside it; taken ``later`` out of the slack; ``left`` over at that
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One purpose that memory went to. ``bytes`` is negative where it gave memory back."""
+    """One purpose that memory went to. ``bytes`` is not negative by more than the rounding of its figures."""
 
     id: str
     label: str
@@ -83,19 +86,53 @@ def counted_draft_pool(rank: Rank) -> int:
 
 def request_table(rank: Rank) -> Fact[int]:
     """Bytes that allocating the pools took beyond the pools: the request table and what the allocators keep."""
-    memory = rank.memory
-    return combine(
-        lambda end, after, pools: end - after - pools,
-        memory.free_after_load_bytes,
-        memory.free_after_pool_bytes,
-        observed_rest(rank),
-        source="after load - after pools - pools",
-    )
+    return _measured(_beside_pools(rank), "after the pools than their sizes left")
 
 
 def taken_later(rank: Rank) -> Fact[int]:
     """Bytes taken between the pools' end and the last figure of free memory: workspaces, graphs and, up to 0.5.13, the
     draft model with its pool."""
+    return _measured(_after_pools(rank), "when the server was ready than after the pools")
+
+
+def given_back(rank: Rank) -> Unknown | None:
+    """Why what the rank took beside its pools cannot be measured: what was given back meanwhile hides as much of it.
+    None where free memory rose at no step."""
+    graphs = [Known(size, "graphs") for size in rank.memory.graphs_by_phase_bytes.or_else({}).values()]
+    steps = (
+        (_beside_pools(rank), request_table(rank)),
+        (_before_capture(rank), _workspaces(rank)),
+        *((size, graph_memory(size)) for size in graphs if size.value < -ROUNDING_BYTES),
+        (_after_pools(rank), taken_later(rank)),
+    )
+    return next((known for raw, known in steps if isinstance(raw, Known) and isinstance(known, Unknown)), None)
+
+
+def _measured(taken: Fact[int], when: str) -> Fact[int]:
+    rose = isinstance(taken, Known) and taken.value < -ROUNDING_BYTES
+    return unknown(MORE_FREE.format(when)) if rose else taken
+
+
+def _beside_pools(rank: Rank) -> Fact[int]:
+    return combine(
+        lambda end, after, pools: end - after - pools,
+        rank.memory.free_after_load_bytes,
+        rank.memory.free_after_pool_bytes,
+        observed_rest(rank),
+        source="after load - after pools - pools",
+    )
+
+
+def _before_capture(rank: Rank) -> Fact[int]:
+    return combine(
+        lambda after, begin: after - begin,
+        rank.memory.free_after_pool_bytes,
+        rank.memory.free_at_capture_bytes,
+        source="after pools - capture begin",
+    )
+
+
+def _after_pools(rank: Rank) -> Fact[int]:
     return combine(
         lambda after, end: after - end,
         rank.memory.free_after_pool_bytes,
@@ -139,13 +176,7 @@ def _nccl(snapshot: Snapshot, rank: Rank) -> tuple[Term, ...]:
 
 
 def _workspaces(rank: Rank) -> Fact[int]:
-    memory = rank.memory
-    return combine(
-        lambda after, begin: after - begin,
-        memory.free_after_pool_bytes,
-        memory.free_at_capture_bytes,
-        source="after pools - capture begin",
-    )
+    return _measured(_before_capture(rank), "before the capture than after the pools")
 
 
 def _graphs(by_phase: Fact[dict[str, int]]) -> list[Term]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 
 from sgdiag.analysis.format import count
 from sgdiag.analysis.kv.budget import Budget
-from sgdiag.analysis.kv.terms import counted_draft_pool, last_free, observed_rest, request_table, state_follows_memory
+from sgdiag.analysis.kv.terms import counted_draft_pool, last_free, request_table, state_follows_memory
 from sgdiag.model import Fact, Known, Rank, Snapshot, Unknown, combine, near, unknown
 
 SOURCE = "what-if"
@@ -98,7 +99,11 @@ class _Case:
         self.cap = _whole(self.args, "max_total_tokens")
         self.page: int = rank.kv.page_size_tokens.or_else(0) or _whole(self.args, "page_size") or 1
         self.cell: Fact[float] = self.budget.bytes_per_token
-        self.draft_share: float = counted_draft_pool(rank) / max(rank.kv.size_bytes.or_else(1), 1)
+        held = rank.kv.size_bytes.or_else(0) or math.inf
+        # The draft's slots grow with the target's, whether the budget pays them or what is free beside it.
+        self.draft_share: float = counted_draft_pool(rank) / held
+        self.drafts_per_pool: float = rank.memory.draft_pool_bytes.or_else(0) / held
+        self.drafts_per_pool_now = self.drafts_per_pool
         self.state: Fact[int] = rank.memory.state_pool_bytes
         self.more_after_load: Fact[int] = Known(0, SOURCE)
         self.more_slack: Fact[float] = Known(0.0, SOURCE)
@@ -126,26 +131,31 @@ class _Case:
             notes=(*self.notes, *self._verdicts(pool, free)),
         )
 
-    def _rest(self) -> Fact[int]:
-        """Bytes for all pools: as observed where memory set them, else as predicted; with what the changes add."""
+    def _rest_now(self) -> Fact[int]:
+        """Bytes that memory has for all pools: as observed where it set their size, else as predicted."""
         observed, predicted = self.budget.observed_rest_bytes, self.budget.predicted_rest_bytes
-        now = predicted if self.budget.capped or isinstance(observed, Unknown) else observed
+        return predicted if self.budget.capped or isinstance(observed, Unknown) else observed
+
+    def _rest(self) -> Fact[int]:
+        """The same with what the changes add."""
         return combine(
             lambda bytes_now, loaded, slack: round(bytes_now + loaded - slack),
-            now,
+            self._rest_now(),
             self.more_after_load,
             self.more_slack,
             source=SOURCE,
         )
 
     def _state(self, rest: Fact[int]) -> Fact[int]:
-        observed = observed_rest(self.rank)
+        observed = self.budget.observed_rest_bytes
         if isinstance(self.state, Unknown) or not state_follows_memory(self.snapshot):
             return self.state
+        if isinstance(observed, Unknown):
+            return observed
         return combine(
             lambda size, before, after: round(size * max(after, 0) / max(before, 1)),
             self.state,
-            observed,
+            self._rest_now(),
             rest,
             source=SOURCE,
         )
@@ -158,20 +168,31 @@ class _Case:
         return tokens // self.page * self.page
 
     def _free(self, pool: Fact[int], state: Fact[int]) -> Fact[int]:
-        rank, table = self.rank, max(request_table(self.rank).or_else(0), 0)
-        grown = round(table * (self.table_factor - 1))
+        rank, grown = self.rank, self._table_grown()
         state_grown = state.or_else(0) - rank.memory.state_pool_bytes.or_else(0)
         return combine(
-            lambda free, before, after, loaded, later: (
-                free - round((after - before) * (1 + self.draft_share)) - state_grown + loaded + later - grown
+            lambda free, before, after, loaded, later, grown: (
+                free
+                + round(before * (1 + self.drafts_per_pool_now) - after * (1 + self.drafts_per_pool))
+                - state_grown
+                + loaded
+                + later
+                - grown
             ),
             last_free(rank),
             rank.kv.size_bytes,
             pool,
             self.more_after_load,
             self.less_later,
+            grown,
             source=SOURCE,
         )
+
+    def _table_grown(self) -> Fact[int]:
+        """Bytes by which the request table grows."""
+        if self.table_factor == 1:
+            return Known(0, SOURCE)
+        return request_table(self.rank).map(lambda size: round(max(size, 0) * (self.table_factor - 1)))
 
     def _verdicts(self, pool: Fact[int], free: Fact[int]) -> list[str]:
         said = []
@@ -260,15 +281,20 @@ def _tensor_parallel(case: _Case, value: str) -> None:
 def _speculation(case: _Case, value: str) -> None:  # noqa: ARG001 - the one value is "none"
     memory = case.rank.memory
     if not isinstance(memory.draft_in_budget, Known):
+        if isinstance(memory.draft_weights_bytes, Known):
+            case.more_after_load = unknown(
+                "whether the draft was loaded before or after the pools is not told; the server's log has it"
+            )
+            return
         case.notes.append("no draft model was loaded: nothing comes back")
         return
     drafts = memory.draft_weights_bytes
+    case.drafts_per_pool = 0.0
     if memory.draft_in_budget.value:
         _add_after_load(case, drafts)
         case.draft_share = 0.0
     else:
-        pool = memory.draft_pool_bytes.or_else(0)
-        case.less_later = drafts.map(lambda size: size + pool)
+        case.less_later = drafts
         case.notes.append("this release loads the draft model beside the budget: the pool stays, more memory is free")
     case.notes.append("the graphs of draft and verify passes go, those of plain decoding come")
 
