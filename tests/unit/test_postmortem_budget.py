@@ -118,6 +118,8 @@ def advised(log: Incident, figures: Shortage) -> Advice:
 HUNDRED = rank(RankId(), 100 * GIB)
 LOADED = rank(RankId(), 100 * GIB, 25 * GIB)
 """Weights of 75 GiB: no fraction up to 0.75 leaves anything for a pool."""
+ROOMY = rank(RankId(), 100 * GIB, 60 * GIB)
+WORKER = rank(RankId(dp=1), 100 * GIB, 25 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,8 @@ def test_without_the_fraction_or_its_base_no_figure_is_advised(log: Incident, fi
         (incident(HUNDRED, fraction=0.9), shortage(80, 0), "90.00 GB"),
         (incident(LOADED, fraction=0.9), shortage(5, 0), "15.00 GB"),
         (incident(HUNDRED, LOADED, fraction=0.9), shortage(5, 0), "15.00 GB"),
+        # Each data-parallel worker has a balance of its own, and one fraction serves all.
+        (incident(ROOMY, WORKER, fraction=0.9), shortage(5, 0), "15.00 GB"),
         (incident(LOADED, fraction=0.9), shortage(5, 0, capacity=200), "15.00 GB"),
     ],
 )
@@ -175,15 +179,22 @@ def test_a_fraction_that_leaves_no_room_for_the_weights_is_not_advised(
 
 
 @given(
-    st.integers(10, 99), st.integers(100, 1 << 38), st.integers(0, 1 << 36), st.integers(0, 1 << 36), st.integers(0, 99)
+    st.integers(10, 99),
+    st.integers(100, 1 << 38),
+    st.none() | st.integers(0, 1 << 36),
+    st.none() | st.integers(0, 1 << 36),
+    st.integers(0, 99),
 )
 @example(90, 100, 0, 5, 10)
+@example(90, 100, 5, None, 10)
+@example(90, 100, None, None, 10)
 def test_the_fraction_advised_is_the_highest_of_two_digits_that_does(
-    hundredths: int, base: int, asked: int, free: int, spare: int
+    hundredths: int, base: int, asked: int | None, free: int | None, spare_percent: int
 ) -> None:
-    fraction, needed = hundredths / 100, max(asked - free, 0) + spare * base // 100
+    fraction, spare = hundredths / 100, spare_percent * base // 100
+    needed = max((asked or 0) - (free or 0), 0) + spare
     figures = Shortage(asked_bytes=asked, free_bytes=free)
-    advice = lower_fraction(incident(rank(RankId(), base), fraction=fraction), figures, spare * base // 100, "graphs")
+    advice = lower_fraction(incident(rank(RankId(), base), fraction=fraction), figures, spare, "graphs")
     assume(advice.command)
     lowered, rounding = float(advice.command.removeprefix("--mem-fraction-static ")), base * 1e-9
     assert 0 < lowered <= fraction

@@ -11,6 +11,7 @@ from sgdiag.model import SEVERITY, Finding
 from sgdiag.model.incident import Incident, Spot
 from sgdiag.rules.evidence import broken_rule, with_playbook
 from sgdiag.rules.postmortem.fallback import FALLBACK_IDS, fallback
+from sgdiag.rules.postmortem.quotes import only_what_is_said
 
 Part: TypeAlias = Literal["cause", "symptom", "echo", "hearsay"]
 """What a finding is in the story: the ``cause`` itself; a ``symptom``, which names what happened but leaves open why
@@ -69,7 +70,7 @@ def explain(incident: Incident) -> tuple[Finding, ...]:
     failures = [one for one in found if one.finding.verdict == "FAIL"]
     # What survivors say of another's end is no answer where that end is in the log.
     if not failures or (all(one.part == "echo" for one in failures) and _ended_elsewhere(incident, failures)):
-        rest = fallback(incident)
+        rest = fallback(incident, [one.at for one in found])
         behind = rest.verdict == "PASS" or (rest.id == "log-ends-early" and _last_word(incident, found))
         findings.insert(len(findings) if behind else 0, rest)
     return tuple(with_playbook(finding) for finding in findings)
@@ -96,7 +97,12 @@ def _explanations(incident: Incident) -> Iterator[Explanation]:
             yield Explanation(broken_rule(finding_id, error), Spot(order=0, file="log", line=0), "symptom")
         else:
             if explanation is not None:
-                yield explanation
+                yield explanation._replace(finding=_honest(incident, explanation.finding))
+
+
+def _honest(incident: Incident, finding: Finding) -> Finding:
+    """Without words on words that nobody wrote."""
+    return msgspec.structs.replace(finding, told=only_what_is_said(incident, finding.told))
 
 
 def _weight(one: Explanation) -> tuple[int, int, int, float]:

@@ -107,8 +107,7 @@ def _speculative(frame: Frame) -> bool:
 def traceback_evidence(incident: Incident, spot: Sighting) -> tuple[Evidence, ...]:
     """The failing line, and the innermost speculative frame above it where there is one."""
     fault = incident.fault_at(spot)
-    frame = _innermost(fault) if fault is not None else None
-    if fault is None or frame is None:
+    if fault is None or (frame := _innermost(fault)) is None:
         return (spot.evidence(),)
     where = f"in {frame.function} ({PurePosixPath(frame.file).name}:{frame.line})"
     return (
