@@ -6,7 +6,7 @@ from sgdiag.analysis.batch_shapes import running_batch
 from sgdiag.analysis.format import plural, size, sizes
 from sgdiag.analysis.graph_fit import batch_fit, captured_size, graph_memory, plain_above, target_graphs
 from sgdiag.model import Advice, Batch, Evidence, Fact, Finding, GraphSet, Known, Rank, Snapshot
-from sgdiag.releases.versions import at_least
+from sgdiag.releases.graph_flags import EITHER, GraphFlags, graph_flags
 from sgdiag.rules.evidence import rank_label, seen
 from sgdiag.rules.registry import rule
 
@@ -15,9 +15,6 @@ HIGH_PADDING_RATIO = 0.25
 
 LEAST_PADDED_ROWS = 16
 """Fewer rows than this cost next to nothing: decoding few rows waits for the weights, not for arithmetic."""
-
-PHASES_SINCE = "0.5.14"
-"""From here on, flags for CUDA graphs name the phase; the old ones are kept as aliases."""
 
 
 @rule("decode-without-graph")
@@ -90,14 +87,14 @@ def _capture_more(snapshot: Snapshot, missed: list[Rank], graphs: GraphSet | Non
         cost += f", here {size(taken.value / len(graphs.sizes.value))} on average"
     return Advice(
         "capture larger batches",
-        f"{_flag(snapshot, 'max-bs')} {wanted}",
+        _flags(snapshot).bound.format(wanted),
         f"steps of these batches launch at once; {cost}",
     )
 
 
-def _flag(snapshot: Snapshot, what: str) -> str:
-    phases = at_least(snapshot.server.release.or_else(""), PHASES_SINCE)
-    return f"--cuda-graph-{what}{'-decode' if phases else ''}"
+def _flags(snapshot: Snapshot) -> GraphFlags:
+    server = snapshot.server
+    return graph_flags(server.release.or_else(""), server.args.or_else({})) or EITHER
 
 
 @rule("graph-padding-high")
@@ -143,7 +140,7 @@ def graph_padding_high(snapshot: Snapshot) -> Finding | None:
         advice=(
             Advice(
                 "if batches of this size are usual, capture it",
-                f"{_flag(snapshot, 'bs')} {' '.join(map(str, wanted))}",
+                _flags(snapshot).sizes.format(" ".join(map(str, wanted))),
                 "fewer rows per step; one graph more takes memory",
             ),
         ),
@@ -209,7 +206,7 @@ def graph_width_mismatch(snapshot: Snapshot) -> Finding | None:
             ),
             Advice(
                 "to change the width at run time, let SGLang do it: it captures a set of graphs for each width",
-                "--speculative-adaptive",
+                "--speculative-adaptive (0.5.11 and newer)",
             ),
         ),
     )

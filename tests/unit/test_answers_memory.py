@@ -19,6 +19,10 @@ from tests.unit.incident_lines import (
     check,
 )
 
+STATE_HINTS = (
+    "Try: (1) reduce --max-running-requests, (2) increase --mem-fraction-static, or (3) use GPUs with more memory."
+)
+
 MEMORY: tuple[Case, ...] = (
     # Where an allocation failed.
     (
@@ -72,7 +76,30 @@ MEMORY: tuple[Case, ...] = (
     (
         "capture-failed",
         ("Exception: Capture prefill CUDA graph failed: odd thing",),
-        ("--disable-piecewise-cuda-graph",),
+        ("--cuda-graph-backend-prefill=disabled (from 0.5.10 up to 0.5.13: --disable-piecewise-cuda-graph)", "!hints"),
+    ),
+    (
+        "capture-failed",
+        (args(disable_piecewise_cuda_graph=False), "Exception: Capture prefill CUDA graph failed: odd thing"),
+        ("graphs | --disable-piecewise-cuda-graph |",),
+    ),
+    (
+        "capture-failed",
+        (args(enable_piecewise_cuda_graph=True), "Exception: Capture prefill CUDA graph failed: odd thing"),
+        ("graphs | no --enable-piecewise-cuda-graph |",),
+    ),
+    (
+        "capture-failed",
+        ("Capture piecewise CUDA graph begin. avail mem=9.00 GB", "Exception: Capture prefill CUDA graph failed: odd"),
+        ("--disable-piecewise-cuda-graph (0.5.9: no --enable-piecewise-cuda-graph)",),
+    ),
+    (
+        "capture-failed",
+        (
+            "Exception: Capture cuda graph failed: odd thing",
+            "1. set --mem-fraction-static to a smaller value (e.g., 0.8)",
+        ),
+        ("SGLang prints its hints on memory for every exception here",),
     ),
     (
         "capture-failed",
@@ -96,6 +123,14 @@ MEMORY: tuple[Case, ...] = (
         "capture-failed",
         ("RuntimeError: CUDA error: operation not permitted when stream is capturing",),
         ("FAIL 0.7", "a synchronisation, an allocation or a random generator"),
+    ),
+    (
+        "capture-out-of-memory",
+        (
+            "Capture decode CUDA graph begin. backend=full, num_tokens_per_bs=1, bs=[1, 2], avail mem=2.90 GB",
+            CAPTURE_FAILED.format("CUDA out of memory."),
+        ),
+        ("| --cuda-graph-max-bs-decode 16 |",),
     ),
     # The pool.
     (
@@ -172,12 +207,12 @@ MEMORY: tuple[Case, ...] = (
     # State pools.
     (
         "state-pool-no-room",
-        ("RuntimeError: state cache is too small to serve any requests: max_mamba_cache_size=0",),
+        (f"RuntimeError: state cache is too small to serve any requests. max_mamba_cache_size=0. {STATE_HINTS}",),
         ("FAIL 0.95", "the budget for states is used up", "cannot help"),
     ),
     (
         "state-pool-no-room",
-        ("RuntimeError: state cache is too small to serve any requests: max_mamba_cache_size=1",),
+        (f"RuntimeError: state cache is too small to serve any requests. max_mamba_cache_size=1. {STATE_HINTS}",),
         ("do not fit the share of memory", "SGLang's list is right"),
     ),
     (
@@ -188,7 +223,7 @@ MEMORY: tuple[Case, ...] = (
     (
         "state-pool-no-room",
         ("max_mamba_cache_size=-4, total_rest_memory=0.00 GB",),
-        ("0.00 GB are left for state", "cannot help", "--mem-fraction-static HIGHER"),
+        ("0.00 GB are left for state", "!cannot help", "--mem-fraction-static HIGHER"),
     ),
     (
         "state-pool-no-room",

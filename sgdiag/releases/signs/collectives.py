@@ -179,7 +179,11 @@ _TIMEOUTS = (
         r"|NCCL communicator was aborted on rank",
         ("Some NCCL operations", "communicator was aborted on", "atchdog"),
     ),
-    Sign("nccl-stuck", r"watchdog got stuck for (?P<stuck_s>\d+)", ("atchdog",)),
+    Sign(
+        "nccl-stuck",
+        r"watchdog got stuck for (?P<stuck_s>\d+)(?:.{0,1000}(?P<longer>TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC))?",
+        ("atchdog",),
+    ),
     Sign(
         "gloo-timeout",
         r"Timed out waiting \d+ms for (?:recv|send) operation to complete|(?:failed to pass"
@@ -328,9 +332,12 @@ _FUSION = (
     Sign(
         "fusion-off",
         r"Failed to initialize FlashInfer workspace(?: \(backend=\w+\))?: (?P<why>.+?)(?:\. Disabling|$)"
-        r"|FlashInfer workspace preflight(?::\S* cuMemCreate)? probe failed"
-        r"|Disabling flashinfer allreduce fusion permanently|FlashInfer allreduce fusion disabled globally"
-        r"|flashinfer\.comm (?:unified )?allreduce_fusion API is not available"
+        r"|FlashInfer workspace preflight probe failed(?: \((?P<probe>.{1,160}?)\)\. Skipping)?"
+        r"|FlashInfer workspace preflight: (?P<memory>cuMemCreate probe failed(?: on at least one rank)?)"
+        r"|Disabling flashinfer allreduce fusion permanently"
+        r"|FlashInfer allreduce fusion disabled globally(?: because (?P<because>[^.]{4,160}))?"
+        r"|flashinfer\.comm (?P<api>(?:unified )?allreduce_fusion API is not available)"
+        r"(?: \((?P<missing>.{1,160}?)\), falling)?"
         r"|FlashInfer AllReduce fusion disabled: (?P<disabled>.{4,160})",
         (
             "Disabling flashinfer allreduce",

@@ -148,7 +148,24 @@ _DEVICE = (
             *("StreamCapture", "STREAM_CAPTURE"),
         ),
     ),
-    Sign("capture-flags-of-0.5.14", r"--cuda-graph-(?:max-bs|backend)-(?:decode|prefill)", ("--cuda-graph-",)),
+    # The flags that bound graphs have a phase in their names since then, and the lines about captures a backend.
+    Sign(
+        "capture-since-0.5.14",
+        r"--cuda-graph-(?:max-bs|backend)-(?:decode|prefill)|Capture .{1,40} begin\. backend=",
+        ("--cuda-graph-", "begin. backend="),
+    ),
+    Sign(
+        "capture-up-to-0.5.13",
+        r"\bset --cuda-graph-max-bs to a smaller value|Capture (?:draft (?:extend )?)?cuda graph begin\. This can take"
+        r"|Capture piecewise CUDA graph begin",
+        ("--cuda-graph-", " graph begin"),
+    ),
+    Sign(
+        "hints-on-memory",
+        r"\bset --(?:mem-fraction-static|cuda-graph-max-bs(?:-\w{1,10})?) to a smaller value",
+        ("--mem-fraction-static", "--cuda-graph-"),
+    ),
+    Sign("hint-on-fragmentation", r"ut of memory.{0,1500}to avoid fragmentation", ("ut of memory",)),
     Sign(
         "capture-with-little-memory",
         r"Capturing [^(]{0,40}\((?:(?:bs|num_tokens)=(?P<size>\d+) )?avail_mem=(?P<free_gib>[01]\.\d+) GB",

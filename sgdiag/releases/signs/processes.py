@@ -36,6 +36,7 @@ SIGNS: tuple[Sign, ...] = (
         r"(?<!code is -9 \()\bSIGKILL(?:ed|s)?\b(?!;| for| within|\) *,)|\b[Ss]ignal 9\b",
         ("Killed", " killed ", "SIGKILL", "ignal 9"),
     ),
+    Sign("hint-at-the-oom-killer", r"a common cause is the OS OOM killer", ("OOM",)),
     Sign(
         "host-allocation-failed",
         r"DefaultCPUAllocator: (?:can't|not enough)|\bunable to mmap \d+ bytes|\[Errno 12\] Cannot allocate memory|"

@@ -7,6 +7,7 @@ import re
 from sgdiag.model import Advice, Finding, Incident, Sighting
 from sgdiag.releases.signs.collectives import GRAPH_BUFFERS_EXCHANGED
 from sgdiag.rules.postmortem.collectives.shared import EXCEPTION, ILLEGAL, ends_in, lacked_memory, with_exception
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _OFF = Advice(
@@ -93,9 +94,11 @@ def _graph_buffers(incident: Incident) -> Explanation | None:
         confidence=0.9,
         evidence=with_exception(incident, seen),
         cause=_why_not_shared(refused),
-        told="printed as 'Capture cuda graph failed' with four hints about memory; none of them applies"
-        if incident.first("capture-failed") is not None
-        else "",
+        told=if_seen(
+            incident,
+            "hints-on-memory",
+            "printed as a failed graph capture with hints about memory; none of them applies",
+        ),
         advice=(
             _OFF,
             Advice(

@@ -32,8 +32,8 @@ def nvls(incident: Incident) -> Explanation | None:
         confidence=0.85 if at.fields.get("error") and not exhausted else 0.7,
         evidence=tuple(one.evidence() for one in (at, fusion) if one is not None),
         cause="multicast memory cannot be bound; causes, the likeliest first: " + "; ".join(reasons),
-        told="NCCL names Fabric Manager or NVSwitches; right for code 401 and 802, but used-up slots and containers"
-        " give the same text",
+        told="the codes 401 and 802 point to Fabric Manager or the NVSwitches; used-up slots and containers give the"
+        " same text",
         advice=(
             Advice(
                 "do without NVLS",
@@ -43,7 +43,7 @@ def nvls(incident: Incident) -> Explanation | None:
             Advice("check the fabric", "systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A4 Fabric"),
             Advice(
                 "if another server on these GPUs uses allreduce fusion, take it off there",
-                "--enforce-disable-flashinfer-allreduce-fusion",
+                "--enforce-disable-flashinfer-allreduce-fusion (0.5.10 and newer)",
                 "its multicast slots are free again",
             ),
         ),

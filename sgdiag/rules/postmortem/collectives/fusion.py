@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from sgdiag.model import Advice, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.collectives.shared import EXCEPTION, ILLEGAL, ends_in, with_exception
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _FUSION_FILES = ("flashinfer/comm/", "flashinfer_comm_fusion", "distributed/_symmetric_memory")
 
-_NO_FUSION = Advice(
-    "start without the fusion",
-    "--enforce-disable-flashinfer-allreduce-fusion (0.5.10 and newer)",
-    "allreduce and norm run one after the other",
+_OFF = "--enforce-disable-flashinfer-allreduce-fusion (0.5.10 and newer)"
+_NO_FUSION = Advice("start without the fusion", _OFF, "allreduce and norm run one after the other")
+_NO_ATTEMPT = Advice("silence it where the fusion cannot work", _OFF, "no attempt, no wait for one")
+_SEE_IMPORT = Advice(
+    "nothing, unless the fusion is wanted: then see what FlashInfer lacks, in the server's environment",
+    'python -c "import flashinfer.comm"',
+    "the whole exception; without one this FlashInfer is older or newer than the release expects",
 )
+_REASONS = ("why", "disabled", "probe", "memory", "because")
+"""The groups of the sign that hold one."""
 
 
 @explains("fusion-rendezvous-hang", "fusion-workspace-failed", "fusion-refused")
@@ -92,7 +98,11 @@ def _workspace(incident: Incident, seen: tuple[Sighting, ...], confidence: float
         confidence=confidence,
         evidence=with_exception(incident, seen),
         cause=cause,
-        told="in graph capture it is printed with hints about memory; they do not apply",
+        told=if_seen(
+            incident,
+            "hints-on-memory",
+            "printed as a failed graph capture with hints about memory; none of them applies",
+        ),
         advice=(
             _NO_FUSION,
             Advice(
@@ -122,12 +132,19 @@ def _refused(at: Sighting) -> Finding:
     )
 
 
+def _reason(at: Sighting) -> str:
+    """Why SGLang goes on without the fusion, in its own words; empty where they are not in the line."""
+    if "api" in at.fields:
+        missing = at.fields.get("missing")
+        return f"FlashInfer's {at.fields['api']}" + (f": {missing}" if missing else "")
+    return next((text for name in _REASONS if (text := at.fields.get(name))), "")
+
+
 @explains("fusion-off")
 def fusion_off(incident: Incident) -> Explanation | None:
     at = incident.first("fusion-off")
     if at is None or incident.first_death is not None:
         return None
-    why = at.fields.get("why") or at.fields.get("disabled") or "its memory could not be had"
     finding = Finding(
         id="fusion-off",
         title="FlashInfer's allreduce fusion is off",
@@ -135,14 +152,9 @@ def fusion_off(incident: Incident) -> Explanation | None:
         family="flashinfer-allreduce-fusion",
         confidence=0.7,
         evidence=(at.evidence(),),
-        cause=f"SGLang says: {why}",
+        cause=f"SGLang says: {said}" if (said := _reason(at)) else "the line does not say why",
         told="a warning, and harmless: allreduce and norm run one after the other",
-        advice=(
-            Advice(
-                "silence it where the fusion cannot work",
-                "--enforce-disable-flashinfer-allreduce-fusion",
-                "no attempt, no wait for one",
-            ),
-        ),
+        # What cannot be imported is looked for, and warned of, before any flag is read.
+        advice=(_SEE_IMPORT if "api" in at.fields else _NO_ATTEMPT,),
     )
     return Explanation(finding, at, "symptom")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sgdiag.model import Advice, Family, Finding, Incident, Sighting, Verdict
 from sgdiag.rules.postmortem.collectives.shared import served_on, waited
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _FAMILY: Family = "nccl-version-fabric-or-network"
@@ -75,7 +76,9 @@ def _loopback(seen: tuple[Sighting, ...], verdict: Verdict, confidence: float) -
         evidence=tuple(one.evidence() for one in seen),
         cause="the host's name does not resolve to an address of the host (/etc/hosts says 127.0.0.1 or nothing), so"
         " every rank told the others to connect to 127.0.0.1",
-        told="torch's warning names GLOO_SOCKET_IFNAME, and is right; harmless only where all ranks share one host",
+        told="torch's warning names GLOO_SOCKET_IFNAME, and is right; harmless only where all ranks share one host"
+        if any("GLOO_SOCKET_IFNAME" in one.text for one in seen)
+        else "",
         advice=(
             _INTERFACES,
             Advice("or make the name resolve", "getent hosts $(hostname)", "the address that the other nodes use"),
@@ -178,7 +181,9 @@ def sockets(incident: Incident) -> Explanation | None:
                 else "A firewall or a wrong interface; or the rank at the other end has died"
             )
         ),
-        told="the exception says 'unhandled system error' or 'remote error'; the WARN line has the address",
+        told=if_seen(
+            incident, "nccl-error", "the exception does not say which connection; NCCL's WARN line has the address"
+        ),
         advice=(
             _INTERFACES,
             Advice(

@@ -192,7 +192,9 @@ def heartbeat(incident: Incident) -> Explanation | None:
         confidence=0.7,
         evidence=(at.evidence(),),
         cause="a CUDA or NCCL call does not return: a deadlock between threads, a hung driver, or the Python lock held",
-        told="torch suggests a longer TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC; that only moves the moment",
+        told=f"torch suggests a longer {longer}; that only moves the moment"
+        if (longer := at.fields.get("longer"))
+        else "",
         advice=(
             Advice("look at the native frames while it hangs", "py-spy dump --native --pid PID", "the call that waits"),
             Advice("look for Xid errors", "dmesg -T | grep -i xid", "a GPU or driver fault, if any"),

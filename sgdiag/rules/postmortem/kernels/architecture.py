@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sgdiag.model import Advice, Evidence, Finding, Incident, Sighting
-from sgdiag.rules.postmortem.kernels.limits import NOT_MEMORY
+from sgdiag.rules.postmortem.kernels.limits import not_memory
+from sgdiag.rules.postmortem.quotes import clauses
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 
@@ -40,7 +41,7 @@ def kernel_not_built_for_gpu(incident: Incident) -> Explanation | None:
         confidence=confidence,
         evidence=(spot.evidence(), *((wheel.evidence(),) if wheel and wheel is not spot else ())),
         cause=cause + architecture,
-        told=f"The call in the traceback may be a later one than that which failed. {NOT_MEMORY}",
+        told=clauses("the call in the traceback may be a later one than that which failed", not_memory(incident)),
         advice=(
             Advice(
                 "see what the GPU is and what torch was built for",
@@ -76,7 +77,7 @@ def kernel_unsupported_architecture(incident: Incident) -> Explanation | None:
         confidence=_sure(spot, generated),
         evidence=evidence,
         cause=_why_refused(spot, generated),
-        told=NOT_MEMORY if spot.stage == "capture" else "",
+        told=not_memory(incident),
         advice=_instead(incident, spot),
     )
     return Explanation(finding, spot, "cause")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sgdiag.model import Advice, Fault, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.kernels.jit_reasons import CLEAN_CACHE, PREBUILT, REASONS
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _LATER = (
@@ -51,7 +52,7 @@ def jit_build_failed(incident: Incident) -> Explanation | None:
         confidence=confidence,
         evidence=tuple(one.evidence() for one in (spot, stopped) if one is not None)[: 1 if spot is stopped else 2],
         cause=cause,
-        told=_LATER,
+        told=if_seen(incident, "capture-failed", _LATER),
         advice=(advice, PREBUILT, *(() if advice is CLEAN_CACHE else (CLEAN_CACHE,))),
     )
     first = min((one for one in (spot, stopped) if one is not None), key=lambda one: one.order)
@@ -206,7 +207,7 @@ def flashinfer_version_mismatch(incident: Incident) -> Explanation | None:
         confidence=0.95,
         evidence=(spot.evidence(),),
         cause=f"{package} {have} does not go with what is installed beside it, which needs {want}",
-        told="the message is right; its switch to skip the check makes kernels of two versions meet",
+        told="the message is right; where the check is skipped, kernels of two versions meet",
         advice=(
             Advice(
                 f"install the version that is needed, or remove {package}",

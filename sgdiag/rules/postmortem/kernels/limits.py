@@ -6,12 +6,19 @@ from typing import NamedTuple
 
 from sgdiag.model import Advice, Finding, Incident, Sighting
 from sgdiag.releases.signs.kernels import SHARED_MEMORY_LIMITS
+from sgdiag.rules.postmortem.quotes import clauses, if_seen, only_what_is_said
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
-NOT_MEMORY = (
-    "The hints to lower --mem-fraction-static or the batch sizes stand under every failed capture; GPU memory has no "
+_RESOURCE = "'out of resource' means the multiprocessor's shared memory"
+_NOT_MEMORY = (
+    "the hints to lower --mem-fraction-static or the batch sizes stand under every failed capture; GPU memory has no "
     "part in this"
 )
+
+
+def not_memory(incident: Incident) -> str:
+    """What is to be said of SGLang's hints on memory, where they are there."""
+    return if_seen(incident, "hints-on-memory", _NOT_MEMORY)
 
 
 class _Kernel(NamedTuple):
@@ -67,7 +74,7 @@ def triton_shared_memory_limit(incident: Incident) -> Explanation | None:
             f"{name} was compiled with blocks that need {required:,} bytes of on-chip shared memory, "
             f"{required / limit:.2f} times what there is: {has}. Its block sizes were tuned for a larger GPU"
         ),
-        told=f"'out of resource' means the multiprocessor's shared memory. {NOT_MEMORY}",
+        told=clauses(only_what_is_said(incident, _RESOURCE), not_memory(incident)),
         advice=(
             kernel.instead if kernel else _ANY_KERNEL,
             Advice("upgrade SGLang", "", "later releases choose smaller blocks for many kernels on small GPUs"),
@@ -90,7 +97,7 @@ def _without_figures(incident: Incident) -> Explanation | None:
         evidence=(spot.evidence(),),
         cause="a Triton kernel was compiled with blocks that were tuned for a larger GPU; by how much they are too "
         "large needs the rest of the line",
-        told=f"'out of resource' means the multiprocessor's shared memory. {NOT_MEMORY}",
+        told=clauses(only_what_is_said(incident, _RESOURCE), not_memory(incident)),
         advice=(kernel.instead if kernel else _ANY_KERNEL,),
     )
     return Explanation(finding, spot, "cause")

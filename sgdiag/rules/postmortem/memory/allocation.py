@@ -5,6 +5,7 @@ from __future__ import annotations
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known
 from sgdiag.rules.postmortem.memory.place import TOLD, failed_allocation
 from sgdiag.rules.postmortem.memory.text import gb
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _SMALLEST_PIECE_TOKENS = 2048
@@ -39,7 +40,11 @@ def kv_pool_allocation_failed(incident: Incident) -> Explanation | None:
                 else "something else took memory after it was measured, or other tables were not counted"
             )
         ),
-        told="torch's advice on fragmentation does not help: the pool is one large allocation",
+        told=if_seen(
+            incident,
+            "hint-on-fragmentation",
+            "torch's advice on fragmentation does not help: the pool is one large allocation",
+        ),
         advice=(
             Advice(
                 "bound the pool by tokens instead of by the fraction",

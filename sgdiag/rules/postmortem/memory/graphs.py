@@ -9,9 +9,11 @@ from sgdiag.model import Advice, Evidence, Fault, Finding, Incident, Known, Sigh
 from sgdiag.model.units import GIB
 from sgdiag.releases.logs.numbers import real
 from sgdiag.releases.signs.memory import OUT_OF_MEMORY
+from sgdiag.rules.postmortem.graph_flags import graph_flags
 from sgdiag.rules.postmortem.memory.budget import lower_fraction
 from sgdiag.rules.postmortem.memory.place import TOLD, Failed, failed_allocation, frames_at
-from sgdiag.rules.postmortem.memory.text import gb, graph_flags
+from sgdiag.rules.postmortem.memory.text import gb
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _SPARE_BYTES = GIB
@@ -19,6 +21,10 @@ _SPARE_BYTES = GIB
 
 _PLENTY_BYTES = 2 * GIB
 """With as much free memory a failed capture is not for want of memory."""
+
+_HINTS_MISLEAD = (
+    "SGLang prints its hints on memory for every exception here; lowering --mem-fraction-static does not help"
+)
 
 _MEMORY = re.compile(OUT_OF_MEMORY)
 _ANOTHER = re.compile(r"backend='?\w+'? raised:?$")
@@ -49,7 +55,11 @@ def capture_out_of_memory(incident: Incident) -> Explanation | None:
             f"what --mem-fraction-static keeps free is too little for graphs and workspaces{_sizes(failed, low)}; "
             "NCCL's and DeepEP's later buffers come out of the same share"
         ),
-        told="here SGLang's hints are right; a smaller batch-size bound alone may not be enough",
+        told=if_seen(
+            incident,
+            "hints-on-memory",
+            "SGLang's hints are right here; a smaller batch-size bound alone may not be enough",
+        ),
         advice=_more_room(incident, failed, prefill=prefill),
     )
     return Explanation(finding, failed.at, "cause")
@@ -74,14 +84,14 @@ def _sizes(failed: Failed, low: Sighting | None) -> str:
 
 
 def _more_room(incident: Incident, failed: Failed, *, prefill: bool) -> tuple[Advice, ...]:
-    bound, _, no_prefill = graph_flags(incident)
+    flags = graph_flags(incident)
     lower = lower_fraction(incident, failed.shortage, _SPARE_BYTES, "graphs")
     fewer = Advice(
-        "capture fewer and smaller batch sizes", f"{bound} 16", "less graph memory; larger batches run eagerly"
+        "capture fewer and smaller batch sizes", flags.bound.format(16), "less graph memory; larger batches run eagerly"
     )
     if not prefill:
         return lower, fewer
-    return Advice("do without prefill graphs", no_prefill, "their memory is not needed at all"), lower
+    return Advice("do without prefill graphs", flags.no_prefill, "their memory is not needed at all"), lower
 
 
 class _Kind(NamedTuple):
@@ -162,7 +172,7 @@ def _forbidden(incident: Incident) -> Explanation | None:
         confidence=0.7,
         evidence=(at.evidence(),),
         cause=kind.cause if kind is not None else "CUDA refused an operation because a graph was being captured",
-        told="SGLang prints its hints on memory for every exception here; lowering --mem-fraction-static does not help",
+        told=if_seen(incident, "hints-on-memory", _HINTS_MISLEAD),
         advice=(*((kind.advice,) if kind is not None else ()), *_without_graphs(incident)),
     )
     return Explanation(finding, at, "symptom")
@@ -183,9 +193,7 @@ def _said(incident: Incident, at: Sighting) -> Explanation:
         confidence=_how_sure(reason, named=kind is not None),
         evidence=tuple(evidence),
         cause=kind.cause if kind is not None else "the exception after 'failed:' says what it was; it is not memory",
-        told=(
-            "SGLang prints its hints on memory for every exception here; lowering --mem-fraction-static does not help"
-        ),
+        told=if_seen(incident, "hints-on-memory", _HINTS_MISLEAD),
         advice=(*((kind.advice,) if kind is not None else ()), *_without_graphs(incident)),
     )
     if kind is _KINDS[0] and _others_failed(incident, at):
@@ -263,13 +271,13 @@ def _free_at_capture(incident: Incident) -> int | None:
 
 
 def _without_graphs(incident: Incident) -> tuple[Advice, ...]:
-    _, no_decode, no_prefill = graph_flags(incident)
+    flags = graph_flags(incident)
     if _prefill(incident):
-        return (Advice("start without prefill graphs", no_prefill, "prefill runs eagerly; nothing else changes"),)
+        return (Advice("start without prefill graphs", flags.no_prefill, "prefill runs eagerly; nothing else changes"),)
     return (
         Advice(
             "start once without graphs, to see the exception itself",
-            no_decode,
+            flags.no_decode,
             "either it serves, slower, or the same exception comes from a plain forward pass",
         ),
     )

@@ -244,7 +244,6 @@ def _held(
             "most often schedulers of an earlier server that outlived it; else a neighbour, or another container whose "
             "processes are not visible from here"
         ),
-        told="SGLang's text speaks of the fraction or of other processes; none names orphans",
         advice=(
             Advice("find them, and end those that nobody needs", "sgdiag processes", "their memory comes back"),
             *(Advice("look at this one first", f"ps -fp {pid}", "parent 1 means orphan") for pid in _first(pids)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sgdiag.model import Advice, Evidence, Finding, Incident, Known, Sighting, Stage
 from sgdiag.rules.postmortem.memory.text import gb
+from sgdiag.rules.postmortem.quotes import clauses, if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _KILL_CODES = ("-9", "137", "247")
@@ -50,8 +51,9 @@ def host_memory_killed(incident: Incident) -> Explanation | None:
             "used up; a person or a supervisor can send it too"
         )
         + (_WHILE_LOADING if before else ""),
-        told=(
-            "SGLang's hint at the OOM killer is right; the NCCL, gloo and TCPStore errors of the other ranks are echoes"
+        told=clauses(
+            if_seen(incident, "hint-at-the-oom-killer", "SGLang's hint at the OOM killer is right"),
+            "what other ranks say of lost connections is an echo" if any(one.echo for one in incident.faults) else "",
         ),
         advice=(
             Advice(

@@ -6,12 +6,10 @@ from sgdiag.model import Advice, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.memory.budget import free_before_load
 from sgdiag.rules.postmortem.memory.place import TOLD, Failed, failed_allocation, frames_at
 from sgdiag.rules.postmortem.memory.text import gb
+from sgdiag.rules.postmortem.quotes import clauses, if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
-_NO_EFFECT = (
-    "flags on the fraction, on graphs and on the pool have no effect before the weights are loaded; torch's advice on "
-    "fragmentation rarely helps"
-)
+_NO_EFFECT = "flags on the fraction, on graphs and on the pool have no effect before the weights are loaded"
 
 _ONLINE = ("fp8", "w8a8_fp8", "mxfp4")
 """Values of --quantization that SGLang can apply to a full-size checkpoint while it loads."""
@@ -41,7 +39,9 @@ def weights_out_of_memory(incident: Incident) -> Explanation | None:
         confidence=0.9 if failed.certain else TOLD,
         evidence=(failed.at.evidence(),),
         cause=f"the weights of this rank do not fit its GPU{_sizes(incident, failed)}",
-        told=_NO_EFFECT,
+        told=clauses(
+            _NO_EFFECT, if_seen(incident, "hint-on-fragmentation", "torch's advice on fragmentation rarely helps")
+        ),
         advice=(
             *((small, spread) if online else (spread, small)),
             Advice("see whether others hold memory on this GPU", "nvidia-smi", "the whole GPU is free for the weights"),
@@ -102,7 +102,7 @@ def ranks_not_loaded(incident: Incident) -> Explanation | None:
         evidence=(at.evidence(),),
         cause="cannot tell from this: needs the other ranks' lines. They failed while loading (host or device memory, "
         "a file), or read from a slower disk than the time limit allows",
-        told="SGLang's guess, a failure such as lack of memory or a slow node, is right; this rank only waited",
+        told="'unexpected failures (e.g., OOM) or a slow node' is right; this rank only waited",
         advice=(
             Advice("look at the ranks that did not finish, on every node", "sgdiag explain LOG LOG", "the real cause"),
             Advice("ask the kernel there", "dmesg -T | grep -i -E 'killed process|out of memory'"),
@@ -133,7 +133,7 @@ def weight_file_unreadable(incident: Incident) -> Explanation | None:
             "a mapped file could not be read: the disk or the network file system failed, or the file is shorter than "
             "its header says. With a full /dev/shm the same signal comes from shared memory"
         ),
-        told="SGLang says only that a child failed; the exit code 135 or -7 is the signal SIGBUS",
+        told="" if at.sign == "bus-error" else "this exit code is the signal SIGBUS",
         advice=(
             Advice("look for read errors", "dmesg -T | tail -50", "names the disk or mount"),
             Advice("compare the files with their published checksums, and load them again", effect="they are complete"),
@@ -157,7 +157,7 @@ def weight_load_crashed(incident: Incident) -> Explanation | None:
         confidence=0.7,
         evidence=(at.evidence(),),
         cause="native code crashed: a loader or kernel that does not fit this installation, or a broken file",
-        told="the exit codes 139 and -11 are the signal SIGSEGV; memory flags do not change it",
+        told="" if at.sign == "segmentation-fault" else "this exit code is the signal SIGSEGV",
         advice=(
             Advice("see the Python frames of the crash", "PYTHONFAULTHANDLER=1", "names the module"),
             Advice("read instead of mapping", "--weight-loader-disable-mmap", "takes mapped files out of the question"),

@@ -110,16 +110,23 @@ def _cause(incident: Incident, budget: Budget, at: Sighting) -> str:
     return "; ".join(parts)
 
 
+_HIGHER = {"no-pool-memory": "increase", "no-pool-after-weights": "Raise"}
+"""How SGLang asks for a higher fraction; a pool that is built with a negative size says nothing of it."""
+
+
 def _told(budget: Budget, at: Sighting) -> str:
+    higher = _HIGHER.get(at.sign)
     least = _least(budget, at)
+    if higher is None:
+        return ""
     if least is None:
-        return 'SGLang says "increase --mem-fraction-static", which is right unless the model does not fit at all'
+        return f'SGLang says "{higher} --mem-fraction-static", which is right unless the model does not fit at all'
     if least >= DOES_NOT_FIT_RATIO:
         return (
-            f'SGLang says "increase", but it would have to exceed {least:.3f}: nothing would be left for graphs and '
+            f'SGLang says "{higher}", but it would have to exceed {least:.3f}: nothing would be left for graphs and '
             "activations, the model does not fit"
         )
-    return f'SGLang says "increase", which is right; the least that can work is above {least:.3f}'
+    return f'SGLang says "{higher}", which is right; the least that can work is above {least:.3f}'
 
 
 def _least(budget: Budget, at: Sighting) -> float | None:

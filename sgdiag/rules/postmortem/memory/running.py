@@ -10,6 +10,7 @@ from sgdiag.releases.logs.numbers import whole
 from sgdiag.rules.postmortem.memory.budget import lower_fraction
 from sgdiag.rules.postmortem.memory.place import TOLD, failed_allocation
 from sgdiag.rules.postmortem.memory.text import gb
+from sgdiag.rules.postmortem.quotes import if_seen
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _FAMILY: Family = "runtime-out-of-memory-or-retraction"
@@ -93,7 +94,11 @@ def serving_out_of_memory(incident: Incident) -> Explanation | None:
         confidence=0.9 if failed.certain else TOLD,
         evidence=(failed.at.evidence(),),
         cause=f"{place.cause}{sizes}",
-        told="torch's advice on fragmentation helps only where much is 'reserved but unallocated'",
+        told=if_seen(
+            incident,
+            "hint-on-fragmentation",
+            "torch's advice on fragmentation helps only where much is reserved but unallocated",
+        ),
         advice=(lower_fraction(incident, failed.shortage, _SPARE_BYTES, "activations"), *place.advice),
     )
     return Explanation(finding, failed.at, "cause")
@@ -181,7 +186,7 @@ def requests_retracted(incident: Incident) -> Explanation | None:
             "the scheduler admitted more than the pool can carry to the end; a request put back loses its KV "
             "cache and is prefilled again. Now and then this is normal"
         ),
-        told="the older text says 'out of memory': it means token slots, not device memory",
+        told="'out of memory' means token slots here, not device memory" if "out of memory" in at.text else "",
         advice=(
             Advice("hold back more for decoding", f"--schedule-conservativeness {higher:g}", "fewer retractions"),
             Advice("admit fewer requests", "--max-running-requests LOWER", "none at the same load"),

@@ -40,14 +40,18 @@ def state_pool_no_room(incident: Incident) -> Explanation | None:
         confidence=0.95 if said is not None else 0.7,
         evidence=(at.evidence(), *((near.evidence(),) if near is not None and near.line != at.line else ())),
         cause=_cause(rest, slots, near),
-        told=(
-            "SGLang names fewer running requests first; with nothing left before the first state this cannot help"
-            if negative
-            else "SGLang's list is right: states are sized by running requests and draft tokens"
-        ),
+        told=_told(said, negative=negative),
         advice=_advice(incident, rest, negative=negative),
     )
     return Explanation(finding, at, "cause")
+
+
+def _told(said: Sighting | None, *, negative: bool) -> str:
+    if said is None or "--max-running-requests" not in said.text:
+        return ""
+    if negative:
+        return "SGLang names fewer running requests first; with nothing left before the first state this cannot help"
+    return "SGLang's list is right: states are sized by running requests and draft tokens"
 
 
 def _cause(rest: float | None, slots: int | None, near: Sighting | None) -> str:
@@ -224,7 +228,9 @@ def state_slots_exhausted(incident: Incident) -> Explanation | None:
             "each running request of a hybrid model needs several states (its own, buffers of the overlap scheduler, "
             "draft tokens), and more requests were let in than the state pool carries"
         ),
-        told="SGLang names the share of the state pool; fewer requests help without taking KV tokens away",
+        told="SGLang names the share of the state pool; fewer requests help without taking KV tokens away"
+        if "--mamba-full-memory-ratio" in at.text
+        else "",
         advice=(
             Advice("admit fewer requests", "--max-running-requests LOWER", "at most states / states per request"),
             Advice("give states a larger share", "--mamba-full-memory-ratio HIGHER", "more states, fewer KV tokens"),
@@ -250,7 +256,7 @@ def state_pool_caps_requests(incident: Incident) -> Explanation | None:
         confidence=0.95,
         evidence=(at.evidence(),),
         cause=f"{at.fields['slots']} states, {at.fields['ratio']} for each request",
-        told="SGLang's own list of flags is right",
+        told="SGLang's own list of flags is right" if "--mamba-full-memory-ratio" in at.text else "",
         advice=(
             Advice("give states a larger share", "--mamba-full-memory-ratio HIGHER", "more requests, fewer KV tokens"),
             Advice(

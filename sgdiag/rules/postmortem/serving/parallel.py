@@ -6,6 +6,7 @@ import re
 
 from sgdiag.model import Advice, Family, Finding, Incident, Sighting
 from sgdiag.rules.postmortem.blame import blamed
+from sgdiag.rules.postmortem.graph_flags import graph_flags
 from sgdiag.rules.postmortem.registry import Explanation, explains
 
 _PARALLEL: Family = "dp-attention-or-deepep"
@@ -73,7 +74,10 @@ def _too_many(incident: Incident, at: Sighting) -> Finding:
                 f"{variable}={per_rank or 'N'}",
                 "the buffers of every rank grow with it",
             ),
-            Advice("or keep decode batches below it", "--max-running-requests and --cuda-graph-max-bs lower"),
+            Advice(
+                "or keep decode batches below it",
+                f"--max-running-requests LOWER, and {graph_flags(incident).bound.format('LOWER')}",
+            ),
         ),
     )
 

@@ -56,7 +56,6 @@ def _told_in_words(incident: Incident) -> Explanation | None:
         confidence=0.5,
         evidence=(at.evidence(),),
         cause=f"{_OTHER_TRAFFIC}. How much that costs needs the accept length and the number of draft steps",
-        told="SGLang prints the figure without judging it",
         advice=_FEWER_STEPS,
     )
     return Explanation(finding, at, "symptom")
@@ -90,7 +89,7 @@ _OTHER_TRAFFIC = (
 )
 _FEWER_STEPS = (
     Advice("draft one step only", "--speculative-num-steps 1 --speculative-eagle-topk 1", "less is thrown away"),
-    Advice("or let SGLang choose (0.5.14 and later)", "--speculative-adaptive", "steps follow the accept length"),
+    Advice("or let SGLang choose (0.5.11 and later)", "--speculative-adaptive", "steps follow the accept length"),
     Advice("check that the draft was trained for this target", "--speculative-draft-model-path", "accept length rises"),
 )
 
