@@ -7,7 +7,6 @@ on a loaded machine.
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from sgdiag import __version__
+from sgdiag.cli.glyphs import fit
 from sgdiag.cli.manual import EXIT_STATUS, complete_files
 from sgdiag.cli.notes import note
 from sgdiag.model.errors import ExitCode, SgdiagError, near, no_such
@@ -136,8 +136,8 @@ def _open_output() -> None:
     """Sees to it that output takes any text: where a stream is closed, and where its encoding lacks a character."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    fit(sys.stdout)
+    fit(sys.stderr)
 
 
 def _deaf(code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -34,7 +35,8 @@ def attach(target: str | None, **how: Any) -> None:
     if target is not None:
         # What is no target is none on a terminal either.
         parse_target(target)
-    require_screen("use `sgdiag status` for text or `status --json`")
+    instead = "sgdiag status" if target is None else f"sgdiag status {shlex.quote(target)}"
+    require_screen(f"use `{instead}` for text or `{instead} --json`")
     from sgdiag.tui import run
 
     feed = open_feed(target, options.access(**how), choose=_choose)

@@ -58,7 +58,7 @@ def explain(ctx: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
         click.echo(encode(Findings(tuple(findings))))
     else:
         _head(incident)
-        print_findings(findings, sure=True)
+        print_findings(findings, sure=True, target=logs[0] if len(logs) == 1 and logs[0] != "-" else None)
         if findings[0].family in _OF_MEMORY:
             _balance(incident)
     if any(finding.verdict == "FAIL" for finding in findings):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgdiag.analysis.format import clean
 from sgdiag.cli import wrapping
+from sgdiag.cli.advised import about, of_package
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,8 +21,11 @@ _LEAST_WIDTH = 20
 """A narrower terminal wraps by itself."""
 
 
-def print_findings(findings: Sequence[Finding], *, sure: bool = False) -> None:
+def print_findings(
+    findings: Sequence[Finding], *, sure: bool = False, target: str | None = None, pid: int | None = None
+) -> None:
     """Each finding with its evidence, cause and advice; those that pass on one line. ``sure`` says how sure it is.
+    ``target`` is what the user named, ``pid`` a process of the server if it runs here: advised commands are about them.
 
     Prose is wrapped to the terminal; a command that has no room stands on a line of its own, whole, so that it can be
     copied.
@@ -31,11 +35,18 @@ def print_findings(findings: Sequence[Finding], *, sure: bool = False) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = max(console.width - _INDENT, _LEAST_WIDTH)
     for finding in findings:
-        for line in _lines(finding, width, sure=sure):
+        for line in _lines(_of(finding, target, pid), width, sure=sure, pid=pid):
             console.print(line)
 
 
-def _lines(finding: Finding, width: int, *, sure: bool) -> Iterable[Text]:
+def _of(finding: Finding, target: str | None, pid: int | None) -> Finding:
+    from msgspec.structs import replace
+
+    advice = (replace(each, command=about(each.command, target, pid)) for each in finding.advice)
+    return replace(finding, advice=tuple(advice))
+
+
+def _lines(finding: Finding, width: int, *, sure: bool, pid: int | None) -> Iterable[Text]:
     from rich.text import Text
 
     from sgdiag.model import Advice
@@ -49,7 +60,7 @@ def _lines(finding: Finding, width: int, *, sure: bool) -> Iterable[Text]:
         details += [(line, "") for line in _reasons(finding, width)]
         details += [(line, "") for advice in finding.advice for line in _advice(advice, width)]
         if finding.fix:
-            repair = Advice("there is a fix for SGLang itself", f"sgdiag apply-fix {finding.fix}")
+            repair = Advice("there is a fix for SGLang itself", of_package(f"apply-fix {finding.fix}", pid))
             details += [(line, "") for line in _advice(repair, width)]
         if finding.playbook:
             details.append((f"sgdiag playbook {finding.playbook}", "dim"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sgdiag.cli.advised import pip_install
 from sgdiag.cli.manual import Command, Group, add_options
 from sgdiag.cli.notes import note
 from sgdiag.cli.page import print_page
@@ -42,20 +43,21 @@ def installation(command: F) -> F:
     )
 
 
-def _engine(sglang: Path | None, python: str | None, pid: int | None) -> Engine:
+def _engine(sglang: Path | None, python: str | None, pid: int | None, *, fix_id: str = "ID") -> Engine:
+    """``fix_id`` is the fix that is meant, if one is."""
     from sgdiag.fixes.catalogue import Catalogue
     from sgdiag.fixes.engine import Engine
 
-    return Engine(_found(sglang, python, pid), Catalogue())
+    return Engine(_found(sglang, python, pid, fix_id), Catalogue())
 
 
-def _found(sglang: Path | None, python: str | None, pid: int | None) -> Installation:
+def _found(sglang: Path | None, python: str | None, pid: int | None, fix_id: str) -> Installation:
     from sgdiag.fixes import installation as installed
 
     if pid is not None:
         if sglang is not None or python is not None:
             raise click.UsageError("--pid says it all: give neither --sglang nor --python with it")
-        return installed.of_process(pid)
+        return installed.of_process(pid, fix_id=fix_id)
     if sglang is not None:
         return installed.at_path(sglang, installed.program(python) if python is not None else "")
     return installed.of_python(python) if python is not None else installed.of_this_interpreter()
@@ -189,9 +191,9 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     catalogue = Catalogue()
     fix = catalogue.fix(fix_id)
     if export is not None:
-        _export(catalogue, fix, release or _engine(**which).release(fix), export)
+        _export(catalogue, fix, release or _engine(**which, fix_id=fix_id).release(fix), export)
         return
-    engine = _engine(**which)
+    engine = _engine(**which, fix_id=fix_id)
     delivery = engine.delivery(fix)
     if delivery.how == "native":
         _tell(f"{_name(engine)} can do this itself; nothing is changed.")
@@ -203,12 +205,16 @@ def apply_fix(fix_id: str, dry_run: bool, export: Path | None, release: str | No
     try:
         _check_import(engine, fix, plan)
     except KeyboardInterrupt:
-        note("sgdiag: interrupted before it was known whether the package still imports: sgdiag fixes status")
+        note(
+            "sgdiag: interrupted before it was known whether the package still imports: "
+            + engine.installation.command("fixes status")
+        )
         raise
     _tell(f"{fix.id} is applied to {engine.installation.package} ({plural(len(delivery.files), 'file')}).")
     _print_use(delivery)
-    click.echo(f"verify:    sgdiag verify-fix {fix.id}")
-    click.echo(f"take back: sgdiag revert-fix {fix.id}")
+    unnamed = "" if engine.installation.python else " --python EXE"
+    click.echo(f"verify:    {engine.installation.command(f'verify-fix {fix.id}')}{unnamed}")
+    click.echo(f"take back: {engine.installation.command(f'revert-fix {fix.id}')}")
     _name_old_servers(engine, time.time())
 
 
@@ -256,11 +262,14 @@ def verify_fix(ctx: click.Context, /, fix_id: str, url: str | None, **which: Any
     fix = Catalogue().fix(fix_id)
     engine = _engine(**which)
     if engine.delivery(fix).how == "patch" and fix_id not in engine.applied():
-        raise RefusedError(f"{fix_id} is not applied to {engine.installation.package}", f"sgdiag apply-fix {fix_id}")
+        raise RefusedError(
+            f"{fix_id} is not applied to {engine.installation.package}",
+            engine.installation.command(f"apply-fix {fix_id}"),
+        )
     if not engine.installation.python:
         raise SgdiagError("the interpreter of this package is not known", "name it, too: --python EXE")
     if importlib.util.find_spec("pytest") is None:
-        raise SgdiagError("the regression tests need pytest", "pip install pytest")
+        raise SgdiagError("the regression tests need pytest", pip_install("pytest"))
     environment = {
         **os.environ,
         "SGDIAG_FIX_ROOT": str(engine.installation.root),

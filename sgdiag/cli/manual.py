@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from sgdiag.cli.advised import pip_install
 from sgdiag.model.errors import SgdiagError, no_such
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -147,7 +148,7 @@ def schema_of(*types: Any) -> dict[str, Any]:
     except KeyError as error:
         # Before 0.23 it loses track of generic types whose parameter is generic, too.
         raise SgdiagError(
-            f"msgspec {msgspec.__version__} cannot describe these types", "pip install 'msgspec>=0.23'"
+            f"msgspec {msgspec.__version__} cannot describe these types", pip_install("msgspec>=0.23")
         ) from error
     one = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {

@@ -69,7 +69,7 @@ def processes(
     _require_known(found, pids)
     if not as_json:
         _print_plan(plan)
-    report = _carry_out(plan, yes=yes, may_ask=not as_json)
+    report = _carry_out(plan, pids, yes=yes, may_ask=not as_json)
     if as_json:
         _print_json(found, plan, report)
     elif report is not None:
@@ -101,7 +101,7 @@ def _require_known(found: Survey, pids: tuple[int, ...]) -> None:
             raise RefusedError(f"process {pid} is not SGLang's", "whoever started it has to end it")
 
 
-def _carry_out(plan: Plan, *, yes: bool, may_ask: bool) -> Report | None:
+def _carry_out(plan: Plan, pids: tuple[int, ...], *, yes: bool, may_ask: bool) -> Report | None:
     """The report of what was done; None where nothing was to be done, or nobody said yes."""
     from sgdiag.analysis.leftovers import summary
     from sgdiag.model.errors import RefusedError
@@ -111,7 +111,8 @@ def _carry_out(plan: Plan, *, yes: bool, may_ask: bool) -> Report | None:
         return None
     if not yes:
         if not (may_ask and sys.stdin.isatty() and sys.stdout.isatty()):
-            note(f"nothing was done; sgdiag processes --reap --yes would {summary(plan)}", prose=True)
+            command = " ".join(["sgdiag processes --reap --yes", *map(str, pids)])
+            note(f"nothing was done; {command} would {summary(plan)}", prose=True)
             return None
         if not click.confirm(f"{_begun(summary(plan))}?", default=False, err=True):
             raise RefusedError("nothing was done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -184,7 +185,7 @@ def replay(file: Path, speed: float, start_s: float, loop: bool, about: bool, sh
     from sgdiag.session.recording import ReplayFeed
 
     feed = ReplayFeed(file, speed=speed, loop=loop, start_s=start_s)
-    require_screen(f"use `sgdiag status {file}` for text")
+    require_screen(f"use `sgdiag status {shlex.quote(str(file))}` for text")
     from sgdiag.tui import run
 
     run(feed, judge)

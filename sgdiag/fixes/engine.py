@@ -85,10 +85,12 @@ class Engine:
         """Raises RefusedError where the fix does not fit, saying what differs."""
         applied = self._applied()
         if fix.id in applied:
-            raise RefusedError(f"{fix.id} is applied already", f"sgdiag verify-fix {fix.id}")
+            raise RefusedError(f"{fix.id} is applied already", self.installation.command(f"verify-fix {fix.id}"))
         for other in applied:
             if other in fix.conflicts or fix.id in self.catalogue.fix(other).conflicts:
-                raise RefusedError(f"{fix.id} cannot be applied beside {other}", f"sgdiag revert-fix {other}")
+                raise RefusedError(
+                    f"{fix.id} cannot be applied beside {other}", self.installation.command(f"revert-fix {other}")
+                )
         delivery = self.delivery(fix)
         if delivery.how != "patch":
             raise RefusedError(f"{fix.id} does not change this release: {delivery.reason or delivery.how}")
@@ -102,15 +104,20 @@ class Engine:
     def plan_revert(self, fix_id: str) -> Plan:
         applied = self._applied()
         if fix_id not in applied:
-            raise RefusedError(f"{fix_id} is not applied to {self.installation.package}", "sgdiag fixes status")
+            raise RefusedError(
+                f"{fix_id} is not applied to {self.installation.package}", self.installation.command("fixes status")
+            )
         return self._plan(tuple(other for other in applied if other != fix_id))
 
     def carry_out(self, plan: Plan) -> None:
         """Changes the package as planned; refuses if it is not any more what the plan was made for."""
-        self.installation.require_writable(plan.contents)
+        new = set(plan.goal.applied) - set(plan.before.applied)
+        self.installation.require_writable(plan.contents, fix_id=next(iter(new), ""))
         with self._writing():
             if self.store.interrupted:
-                raise RefusedError("an earlier change was cut off", "sgdiag fixes status finishes it")
+                raise RefusedError(
+                    "an earlier change was cut off", f"{self.installation.command('fixes status')} finishes it"
+                )
             moved = [path for path, old in plan.old.items() if self.store.content(path) != old]
             if moved or self.state() != plan.before:
                 raise RefusedError(f"{moved[0] if moved else 'the package'} has changed meanwhile", "try again")
@@ -123,10 +130,10 @@ class Engine:
             with self.store.locked():
                 yield
         except OSError as error:
+            finish = f"finish what was begun: {self.installation.command('fixes status')}"
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise SgdiagError(
-                f"the package could not be changed: {error}",
-                f"{'make room, then ' if full else ''}sgdiag fixes status: it finishes what was begun",
+                f"the package could not be changed: {error}", f"make room, then {finish}" if full else finish
             ) from error
 
     def recover(self) -> str:
@@ -157,7 +164,7 @@ class Engine:
             self.store.require_idle()
         if self.store.interrupted or standing == "replaced":
             what = "an earlier change was cut off" if self.store.interrupted else "SGLang was installed anew"
-            raise RefusedError(f"{what}, and sgdiag has not taken note", "sgdiag fixes status")
+            raise RefusedError(f"{what}, and sgdiag has not taken note", self.installation.command("fixes status"))
         if standing == "changed by hand":
             raise RefusedError(
                 f"{odd[0]} is neither as released nor as sgdiag left it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,8 +49,14 @@ class Installation(msgspec.Struct, frozen=True):
     def kind(self) -> Kind:
         return "installed" if self.record else "checkout"
 
-    def require_writable(self, files: Collection[str] = ()) -> None:
-        """Raises RefusedError unless this user owns the package and may put ``files`` (paths from the root) there."""
+    def command(self, words: str) -> str:
+        """A command line of sgdiag, such as ``fixes status``, that is about this package wherever it is started."""
+        python = f" --python {shlex.quote(self.python)}" if self.python != _python_of(self.root) else ""
+        return f"sgdiag {words} --sglang {shlex.quote(str(self.package))}{python}"
+
+    def require_writable(self, files: Collection[str] = (), *, fix_id: str = "") -> None:
+        """Raises RefusedError unless this user owns the package and may put ``files`` (paths from the root) there.
+        ``fix_id`` is the fix that is to be applied, if one is."""
         owner = self.package.stat().st_uid
         if os.geteuid() not in (0, owner):
             raise RefusedError(
@@ -62,9 +69,9 @@ class Installation(msgspec.Struct, frozen=True):
             )
         for folder in (self.package, *sorted({_nearest(self.root / file) for file in files})):
             if not os.access(folder, os.W_OK) or _read_only(folder):
+                at_build = f"apply the fix where the image is built: {self.command(f'apply-fix {fix_id} --export .')}"
                 raise RefusedError(
-                    f"{folder} is read-only",
-                    "apply the fix where the image is built: sgdiag apply-fix ID --export FOLDER",
+                    f"{folder} is read-only", at_build if fix_id else "change it where the image is built"
                 )
         for folder in sorted({(self.root / file).parent / "__pycache__" for file in files if file.endswith(".py")}):
             if folder.is_dir() and not os.access(folder, os.W_OK):
@@ -159,10 +166,11 @@ def program(executable: str) -> str:
     return str(Path(found).absolute())
 
 
-def of_process(pid: int, proc: ProcFs | None = None) -> Installation:
+def of_process(pid: int, proc: ProcFs | None = None, *, fix_id: str = "ID") -> Installation:
     """The package that a running server has imported.
 
-    Raises RefusedError for one in another container's root, whose files must be changed from inside.
+    Raises RefusedError for one in another container's root, whose files must be changed from inside; it says how the
+    fix ``fix_id`` gets there.
     """
     proc = proc if proc is not None else ProcFs()
     try:
@@ -180,6 +188,7 @@ def of_process(pid: int, proc: ProcFs | None = None) -> Installation:
     if not same_root:
         raise RefusedError(
             f"process {pid} runs in a container, whose files are gone with it",
-            "apply the fix where its image is built: sgdiag apply-fix ID --export FOLDER",
+            "apply the fix where its image is built: "
+            f"sgdiag apply-fix {fix_id} --export . --release {install.version.partition('+')[0] or 'RELEASE'}",
         )
     return at_path(Path(install.folder) / "sglang")

@@ -9,11 +9,18 @@ from typing import Any
 HIDDEN = "***"
 
 _SECRET_NAME = re.compile(
-    r"api[_-]?key|password|passwd|secret|credential|authorization|(?:hf|auth|access|bearer|session)[_-]?token",
+    r"api[_-]?key|password|passwd|secret|credential|authorization|(?:hf|auth|access|bearer|session)[_-]?token(?!iz)",
     re.IGNORECASE,
 )
 
 _SECRET_LAST_WORDS = frozenset({"key", "token", "secret", "password"})
+
+# Counts of tokens and a vocabulary's special ones, which are told as text, too.
+_TOKEN_OF_A_MODEL = re.compile(r"(?:.*[-_])?(?:per|first|bos|eos|pad|unk|mask|think[-_](?:start|end))[-_]token")
+
+_SWITCH = re.compile(r"0|1|true|false|yes|no|on|off", re.IGNORECASE)
+"""A variable's value that can be no secret."""
+
 _WATERMARK_FLAGS = frozenset({"--watermark-config", "--watermark-key-b"})
 
 # Inside a "watermark" setting the signing keys have these plain names.
@@ -38,7 +45,15 @@ _URL_USER = re.compile(r"(?<=://)[^\s/@'\"]{1,256}:[^\s/@'\"]{1,256}(?=@)")
 
 def is_secret_name(name: str) -> bool:
     """Whether a flag, setting or variable of this name holds a secret: ``--api-key``, ``SGLANG_ADMIN_TOKEN``."""
-    return bool(_SECRET_NAME.search(name)) or re.split(r"[-_]", name.lower())[-1] in _SECRET_LAST_WORDS
+    if _SECRET_NAME.search(name):
+        return True
+    lower = name.lower()
+    return re.split(r"[-_]", lower)[-1] in _SECRET_LAST_WORDS and not _TOKEN_OF_A_MODEL.fullmatch(lower)
+
+
+def is_secret_setting(name: str, inside: str = "") -> bool:
+    """``is_secret_name`` of what belongs to the setting ``inside``, of which some have names of their own for keys."""
+    return is_secret_name(name) or (inside == "watermark" and bool(_WATERMARK_NAME.fullmatch(name)))
 
 
 def redact_text(text: str) -> str:
@@ -66,20 +81,23 @@ def redact_command(argv: Sequence[str]) -> tuple[str, ...]:
 
 def redact_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment variables, with secrets and passwords in URLs replaced."""
-    return {name: HIDDEN if is_secret_name(name) else redact_text(value) for name, value in environment.items()}
+    return {
+        name: HIDDEN if is_secret_name(name) and not _SWITCH.fullmatch(value) else redact_text(value)
+        for name, value in environment.items()
+    }
 
 
 def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with each secret replaced, at any depth; what is not set stays as it is."""
-    return {name: _redact(name, value, inside="") for name, value in values.items()}
+    """Settings with each secret replaced, at any depth. What is not set, and numbers, stay as they are."""
+    return {name: _redact(name, value) for name, value in values.items()}
 
 
-def _redact(name: str, value: Any, *, inside: str) -> Any:
-    secret = is_secret_name(name) or (inside == "watermark" and _WATERMARK_NAME.fullmatch(name))
-    if secret and value and isinstance(value, (str, bytes, dict, list, tuple)):
+def _redact(name: str, value: Any, *, inside: str = "", secret: bool = False) -> Any:
+    secret = secret or is_secret_setting(name, inside)
+    if secret and value and isinstance(value, (str, bytes, dict)):
         return HIDDEN
     if isinstance(value, dict):
         return {str(key): _redact(str(key), item, inside=name) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_redact("", item, inside=name) for item in value]
+        return [_redact("", item, inside=name, secret=secret) for item in value]
     return redact_text(value) if isinstance(value, str) else value

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from sgdiag.model import Fact, Known, RankId, SgdiagError, unknown
-from sgdiag.releases.secrets import is_secret_name, redact_values
 from sgdiag.remote import Execute, PathError, Reader, RemoteError, Result, Status, Tensor, plain
 from sgdiag.session.attach import Access, find_schedulers
 from sgdiag.session.object_names import Nearby
+from sgdiag.session.object_secrets import without_secrets
 from sgdiag.sources.objects import Observation, SchedulerProcess, encodable, source_error
 from sgdiag.sources.procfs import ProcFs
 
@@ -120,24 +120,7 @@ def _of_result(path: str, result: Result, reader: Reader, nearby: Nearby) -> Lin
         instead = nearby.of(reader, path) if result.status is Status.ABSENT else ""
         reason = result.reason or "no value"
         return Line(path, result.status.value, reason=f"{reason} ({instead})" if instead else reason)
-    return Line(path, result.status.value, value=without_secrets(path, plain(result.value)))
-
-
-def without_secrets(path: str, value: Any) -> Any:
-    """What ``path`` leads to, as JSON takes it, with keys, passwords and tokens replaced at any depth."""
-    name = re.findall(r"\w+", path)[-1]
-    return redact_values({name: _pairs_redacted(value)})[name]
-
-
-def _pairs_redacted(value: Any) -> Any:
-    """The items of dicts, which stand as lists of key and value."""
-    if isinstance(value, dict):
-        return {key: _pairs_redacted(item) for key, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    if len(value) == 2 and isinstance(value[0], str) and is_secret_name(value[0]):
-        return [value[0], *redact_values({value[0]: value[1]}).values()]
-    return [_pairs_redacted(item) for item in value]
+    return Line(path, result.status.value, value=plain(without_secrets(path, result.value)))
 
 
 def _schema(process: SchedulerProcess) -> tuple[bool, tuple[Line, ...]]:

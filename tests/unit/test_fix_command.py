@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -133,7 +136,6 @@ def test_from_the_list_to_the_revert(run: Run, site: Path) -> None:
 
     applied = run("apply-fix", "good", "--sglang", site)
     assert (applied.code, applied.err) == (0, "")
-    assert "verify:    sgdiag verify-fix good" in applied.out
     assert (site / "sglang/gamma.py").read_bytes() == b"value = 3\nother = 2\n"
     assert "applied: good" in run("fixes", "status", "--sglang", site).out
     refused(run("apply-fix", "good", "--sglang", site), 3, "good is applied already")
@@ -180,6 +182,88 @@ def test_a_checkout_needs_its_interpreter_named(run: Run, site: Path, tmp_path: 
     assert (checked.code, checked.err) == (0, "")
     run("revert-fix", "good", "--sglang", tree)
     refused(run("apply-fix", "breaks", "--sglang", tree, "--python", sys.executable), 3, "taken back")
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words behind ``sgdiag`` of each command line that was printed."""
+    return [shlex.split(found[1]) for found in re.finditer(r"\bsgdiag ((?:fixes status|[a-z]+-fix) .*)", text)]
+
+
+@pytest.mark.parametrize("named", ["folder", "folder and interpreter", "interpreter", "process", "folder below"])
+def test_printed_commands_do_what_they_say_wherever_they_are_typed(
+    run: Run, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    before = contents(site)
+    python = tmp_path / "venv/bin/python3.11"
+    other = tmp_path / "an other/python"
+    other.parent.mkdir()
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(site))} exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    server = subprocess.Popen(
+        [python, "-c", "import sys; print(flush=True); sys.stdin.read()", "sglang.launch_server"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with server:
+        assert server.stdout is not None and server.stdout.readline()
+        which = {
+            "folder": ("--sglang", os.path.relpath(site, tmp_path)),
+            "folder and interpreter": ("--sglang", site, "--python", other),
+            "interpreter": ("--python", other),
+            "process": ("--pid", server.pid),
+            "folder below": ("--sglang", site / "sglang"),
+        }[named]
+        monkeypatch.chdir(tmp_path)
+        applied = run("apply-fix", "good", *which)
+        assert applied.code == 0, applied
+        again = run("apply-fix", "good", *which)
+        server.communicate()
+    monkeypatch.chdir("/")
+    verify, take_back = commands(applied.out)
+    assert commands(again.err) == [verify]
+    assert (verify[-2:] == ["--python", str(other)]) == ("interpreter" in named)
+    for words in (verify, take_back):
+        assert run(*words).code == 0, words
+    assert contents(site) == before
+    (back,) = commands(run(*take_back).err)
+    assert run(*back).out.endswith("applied: nothing\n")
+    (apply,) = commands(run(*verify).err)
+    assert run(*apply).code == 0
+
+
+def test_the_interpreter_that_only_the_user_can_name_is_asked_for(run: Run, site: Path, tmp_path: Path) -> None:
+    tree = checkout(site, tmp_path / "repo")
+    verify, _ = commands(run("apply-fix", "good", "--sglang", tmp_path / "repo").out)
+    assert verify == ["verify-fix", "good", "--sglang", str(tree / "sglang"), "--python", "EXE"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "begins", "ends"),
+    [({"pytest"}, sys.executable, " -m pip install pytest"), ({"pytest", "pip"}, "uv pip", sys.executable + " pytest")],
+)
+def test_what_the_regression_tests_need_is_installed_beside_sgdiag(
+    run: Run, site: Path, monkeypatch: pytest.MonkeyPatch, missing: set[str], begins: str, ends: str
+) -> None:
+    run("apply-fix", "good", "--sglang", site)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name in missing else (real(name, *more) or ends)
+    )
+    ran = run("verify-fix", "good", "--sglang", site)
+    refused(ran, 2, "need pytest")
+    advice = ran.err.splitlines()[1].strip()
+    assert advice.startswith(begins) and advice.endswith(ends)
+
+
+def test_a_read_only_package_says_how_its_image_gets_the_fix(
+    run: Run, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgdiag.fixes.installation._read_only", lambda _: True)
+    monkeypatch.chdir(tmp_path)
+    (words,) = commands(run("apply-fix", "good", "--sglang", site).err)
+    assert run(*words).code == 0
+    assert (tmp_path / f"good-{RELEASE}.patch").is_file()
 
 
 def test_what_a_release_can_do_itself_is_printed(run: Run, site: Path) -> None:

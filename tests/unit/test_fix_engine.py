@@ -274,7 +274,10 @@ def test_a_plan_for_another_state_is_refused(site: Path, fixes: Catalogue, tmp_p
 
 @pytest.mark.parametrize(
     ("number", "way_out"),
-    [(errno.ENOSPC, "make room, then sgdiag fixes status"), (errno.EIO, "sgdiag fixes status")],
+    [
+        (errno.ENOSPC, "make room, then finish what was begun: sgdiag fixes status"),
+        (errno.EIO, "finish what was begun: "),
+    ],
 )
 def test_a_full_or_failing_disk_is_one_line_and_leaves_the_old_tree(
     site: Path, fixes: Catalogue, monkeypatch: pytest.MonkeyPatch, number: int, way_out: str

@@ -179,8 +179,9 @@ def test_a_process_in_a_container_is_refused(site: Path, tmp_path: Path) -> None
     (proc / "7/maps").touch()
     (proc / "7/root").symlink_to(inside)
     (proc / "7/cwd").symlink_to("/")
-    with pytest.raises(RefusedError, match="runs in a container"):
-        of_process(7, Elsewhere(proc))
+    with pytest.raises(RefusedError, match="runs in a container") as refused:
+        of_process(7, Elsewhere(proc), fix_id="some-fix")
+    assert refused.value.remedy.endswith(f": sgdiag apply-fix some-fix --export . --release {RELEASE}")
 
 
 def test_a_package_of_somebody_else_is_not_for_root(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

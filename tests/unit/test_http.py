@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgdiag.model import Fact, Known, Rank, RankId, Snapshot, SourceError, Unknown, unknown
-from sgdiag.releases.secrets import redact_values
+from sgdiag.releases.secrets import redact_command, redact_values, redact_variables
 from sgdiag.sources.http import RARELY_S, SCHEDULER_SILENT_S, HttpSource, entries_of
 from sgdiag.sources.loads import Layout
 from sgdiag.sources.server_info import ServerInfo
@@ -151,17 +151,34 @@ def test_secrets_in_nested_values_and_texts() -> None:
             "list": [{"hf_token": "a4"}],
             "extra": '{"aws_secret": "a5", "chunk": 1, "api-key" : \'a6\'}',
             "peer": "redis://user:a7@host:1/0",
+            "old_api_keys": ["a8", ["a9"], [{"a10": 1}]],
+            "backend_token": {"a11": 3},
+            "session_key": b"a12",
             "api_key": None,
             "max_total_tokens": 7,
             "tokenizer_path": "/t",
+            "hf_tokenizer": "/t",
         }
     )
     text = json.dumps(hidden)
-    assert not any(secret in text for secret in ("a1", "a2", "a3", "a4", "a5", "a6", "a7"))
+    assert not any(f"a{secret}" in text for secret in range(1, 13))
     assert hidden["ssl_keyfile"] == "/etc/key.pem"
     assert hidden["watermark"]["window"] == 4
     assert '"chunk": 1' in hidden["extra"]
     assert (hidden["api_key"], hidden["max_total_tokens"], hidden["tokenizer_path"]) == (None, 7, "/t")
+    assert hidden["hf_tokenizer"] == "/t"
+
+
+def test_numbers_that_are_called_tokens_or_keys_are_no_secrets() -> None:
+    values = {"bucket_time_to_first_token": [0.1, 0.5], "draft_key": 3, "use_token": True, "mask_token": "<|mask|>"}
+    assert redact_values(values) == values
+    counts = ("--kt-max-deferred-experts-per-token", "4", "--bucket-time-to-first-token", "0.1", "0.5")
+    assert redact_command(counts) == counts
+    switches = {"SGLANG_USE_AITER_FP8_PER_TOKEN": "true", "SGLANG_LOG_DECODE_GRAPH_KEY": "1"}
+    assert redact_variables(switches | {"SGLANG_KEY": "12", "A_TOKEN": "on1"}) == switches | {
+        "SGLANG_KEY": "***",
+        "A_TOKEN": "***",
+    }
 
 
 @pytest.mark.parametrize("version", ["0.5.8", "0.5.9", "0.5.10.post1", "0.5.11rc1", "unknown", ""])

@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 from sgdiag.cli import cli
 from sgdiag.cli.reports import Objects
 from sgdiag.model import RankId, SgdiagError, unknown
+from sgdiag.remote import Instance, Items, Member, Named, Octets, Pairs, Reference, Tensor, Text, Value, plain
 from sgdiag.session import objects
 from sgdiag.session.attach import Access
-from sgdiag.session.objects import normal, without_secrets
+from sgdiag.session.object_secrets import without_secrets
+from sgdiag.session.objects import normal
 from sgdiag.sources.objects import SchedulerProcess
 from tests.unit.test_objects_source import Toy, running
 
@@ -141,10 +143,89 @@ def test_a_facts_source_is_a_path(written: str, meant: str) -> None:
     assert normal(written) == meant
 
 
-def test_secrets_are_not_shown() -> None:
-    arguments = {"object": "ServerArgs", "attributes": {"api_key": "s3cret", "port": 1, "model": "m"}}
-    shown = json.dumps(without_secrets("scheduler.server_args", arguments))
-    assert "s3cret" not in shown and '"port": 1' in shown and '"model": "m"' in shown
-    assert without_secrets("scheduler.server_args.api_key", "s3cret") == "***"
-    assert "s3cret" not in json.dumps(without_secrets("a.b", {"dict": [["admin_api_key", "s3cret"], ["x", 1]]}))
-    assert without_secrets("scheduler.forward_ct", 7) == 7
+WORD = "s3cret-s3cret"
+
+
+def instance(**attributes: Value) -> Instance:
+    return Instance("Settings", tuple(attributes.items()), len(attributes))
+
+
+def a_list(*items: Value) -> Items:
+    return Items("list", items, len(items))
+
+
+def a_dict(*pairs: tuple[Value, Value]) -> Pairs:
+    return Pairs("dict", pairs, len(pairs))
+
+
+def octets(text: str) -> Octets:
+    return Octets("bytes", text.encode(), len(text))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("scheduler.server_args", instance(api_key=WORD)),
+        ("scheduler.server_args.api_key", WORD),
+        ("scheduler.server_args.api_keys[0]", WORD),
+        ('scheduler.settings["hf-token"]["now"]', WORD),
+        ("scheduler.settings.admin_token.text", WORD),
+        ("scheduler.server_args.watermark.key_b", WORD),
+        ("scheduler.server_args.watermark", a_dict(("key", WORD))),
+        ("a.b", instance(watermark=a_dict(("key_a", WORD)))),
+        ("a.b", a_dict(("admin_api_key", WORD), ("x", 1))),
+        ("a.b", a_dict(("hf_token", a_list(1, a_list(WORD))))),
+        ("a.b", a_dict(("api_keys", a_dict((WORD, 3))))),
+        ("a.b", instance(password=instance(inner=instance(text=WORD)))),
+        ("a.b", instance(secret=Instance("Str", (), 0, WORD))),
+        ("a.b", instance(secret_key=octets(WORD))),
+        ("a.b", instance(secret_key=Text(WORD, 9_000))),
+        ("a.b", a_dict((octets("authorization"), octets(WORD)))),
+        ("a.b", a_dict((Member("Setting", "API_KEY", 1), WORD))),
+        ("a.headers", a_list(a_list(octets("authorization"), octets(WORD)))),
+        ("a.argv", a_list("serve", "--admin-token", WORD, "--port", "1")),
+        ("a.text", f"api_key={WORD}"),
+        ("a.text", Text(f"api_key={WORD}", 9_000)),
+        ("a.raw", octets(f"Authorization: Bearer {WORD}")),
+    ],
+)
+def test_secrets_are_not_shown(path: str, value: Value) -> None:
+    shown = json.dumps(plain(without_secrets(path, value)))
+    assert WORD not in shown and WORD.encode().hex() not in shown
+    assert "***" in shown
+
+
+TENSOR = Tensor((2,), (1,), "int64", "cpu", 2, 0, 16, 0, (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("scheduler.running_batch.spec_info.draft_token", TENSOR),
+        ("scheduler.running_batch.spec_info.draft_token[0]", 5),
+        ("a.b", instance(draft_token=TENSOR, retrieve_next_token=a_list(TENSOR, TENSOR), max_num_token=64)),
+        ("scheduler.tree_cache.root_node.key", instance(token_ids=Items("array", (1, 2), 2), extra_key=None)),
+        ("a.resident_key", Items("tuple", (1, 2), 2)),
+        ("a.graph_key", a_dict((7, Reference("Graph", 0)))),
+        ("a.draft_key", Named("class", "Key")),
+        ("scheduler.req_to_token_pool.req_to_token.dtype", Named("dtype", "int32")),
+        ("a.write_key", Member("Kind", "TOKEN", "token")),
+        ("a.draft_config.mask_token", "<|mask|>"),
+        ("a.b", instance(hf_tokenizer=a_dict(("eos_token", "</s>"), ("think_end_token", "</think>")))),
+        ("a.tokens", a_list("ab", "cd")),
+        ("a.raw", octets("plain")),
+        ("a.api_key", ""),
+        ("a.api_key", None),
+        ("a.b", instance(api_key=None, use_token=True)),
+        ("scheduler.forward_ct", 7),
+    ],
+)
+def test_what_can_be_no_secret_is_shown_whatever_it_is_called(path: str, value: Value) -> None:
+    assert without_secrets(path, value) == value
+
+
+def test_a_secret_in_memory_does_not_leave_by_json_or_text(toy: Toy) -> None:
+    paths = ["scheduler.server_args", "scheduler.draft_key", "scheduler.draft_key.text", "scheduler.keys_by_token"]
+    for printed in (run(*paths).stdout, run("--json", *paths).stdout):
+        assert "DraftReqKey" in printed and "[4, 5]" in printed and "***" in printed
+        assert "s3cret" not in printed and b"s3cret".hex() not in printed

@@ -111,6 +111,7 @@ def test_replay_needs_a_terminal(film: Path) -> None:
     done = sgdiag("replay", str(film))
     assert (done.returncode, done.stdout) == (2, "")
     assert "the terminal UI needs a terminal" in done.stderr
+    assert f"use `sgdiag status {film}` for text" in done.stderr
 
 
 def test_a_redacted_copy_says_what_was_taken_out(film: Path) -> None:

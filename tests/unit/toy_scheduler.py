@@ -59,6 +59,11 @@ class Slotted:
         self.a_very_long_name = 1
 
 
+class DraftReqKey:
+    def __init__(self) -> None:
+        self.request, self.text = 7, "s3cret"
+
+
 class Scheduler:
     def __init__(self, algorithm: str) -> None:
         self.tp_rank, self.pp_rank, self.dp_rank = 0, 0, None
@@ -77,6 +82,8 @@ class Scheduler:
         self.current_scheduler_metrics_enabled = False
         self.slotted = Slotted()
         self.odd = ["half \udc80", "\x1b[31mred", 1 << 20_000, float("inf")]
+        self.server_args = thing(api_key="s3cret", headers=[(b"authorization", b"s3cret")])
+        self.draft_key, self.keys_by_token = DraftReqKey(), {4: [4, 5], 5: bytearray(b"s3cret")}
         self.last_gen_throughput = 55.5
         self.stats = thing(cache_hit_rate=0.25, spec_accept_length=2.5)
         runner = thing(weight_load_mem_usage=1.5, mem_fraction_static=float("nan"), graph_mem_usage="text", gpu_id=0)
