@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sgdiag.cli import options
+from sgdiag.cli.advised import server_pid
 from sgdiag.cli.findings import print_findings
 from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.notes import note
@@ -50,9 +51,10 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
     from sgdiag.rules.hangs import needs_more_looks
     from sgdiag.session.attach import open_feed
     from sgdiag.session.stacks import Sampler
+    from sgdiag.sources.transport import SILENT_AFTER_S
 
     access = options.access(**how)
-    feed = open_feed(target, access, wait_s=FIRST_READ_S)
+    feed = open_feed(target, access, wait_s=FIRST_READ_S, silent_s=SILENT_AFTER_S)
     sampler = Sampler(feed, read_objects=access.read_objects)
     try:
         snapshot = feed.latest()
@@ -67,7 +69,7 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
 
         click.echo(encode(Findings(tuple(findings))))
     else:
-        print_findings(findings)
+        print_findings(findings, target=target, pid=server_pid(snapshot, target))
         _print_past(target)
     bad = {"FAIL", "WARN", "UNKNOWN"} if strict else {"FAIL"}
     if any(finding.verdict in bad for finding in findings):

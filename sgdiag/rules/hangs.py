@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from sgdiag.analysis.freshness import stale_for_s
+from sgdiag.analysis.halted import ENDED, halted
 from sgdiag.analysis.hangs import LONG_S, Ended, Stance, Verdict, decide
 from sgdiag.analysis.stillness import STILL_S
 from sgdiag.model import Advice, Evidence, Fact, Finding, Known, Process, Rank, RankId, Snapshot
@@ -20,8 +23,6 @@ SWAPPED_BYTES = 256 * 2**20
 SURE = 0.8
 """From here on a confidence counts as high."""
 
-_ENDED: dict[str, Ended] = {"T": "stopped", "t": "traced", "Z": "zombie", "X": "gone", "x": "gone"}
-
 
 def stances(snapshot: Snapshot) -> tuple[Stance, ...]:
     """How every scheduler of this host stands, those that have ended included."""
@@ -32,7 +33,17 @@ def stances(snapshot: Snapshot) -> tuple[Stance, ...]:
 
 def verdict(snapshot: Snapshot) -> Verdict:
     """Who holds up the server, by all that one snapshot says."""
-    return decide(stances(snapshot), serving=serving(snapshot))
+    return _verdict(snapshot, stances(snapshot))
+
+
+def _verdict(snapshot: Snapshot, found: Sequence[Stance]) -> Verdict:
+    elsewhere = halted(snapshot)
+    # A process before or behind the schedulers that does not run is reason enough for the silence of HTTP.
+    told = decide(found, serving=None if elsewhere else serving(snapshot))
+    if not elsewhere or told.kind not in ("moving", "idle"):
+        return told
+    named = "; ".join(one.sentence for one in elsewhere)
+    return msgspec.structs.replace(told, sentence=f"{named}; no scheduler holds up the server")
 
 
 def serving(snapshot: Snapshot) -> bool | None:
@@ -82,7 +93,7 @@ def _stance(snapshot: Snapshot, rank: Rank, processes: dict[int, Process]) -> St
     if letter not in ("Z", "X", "x"):
         # The kernel's view is of the main thread, and is not read any more once the process has ended.
         letter = kernel.state.or_else(letter)
-    ended = _ENDED.get(letter, "" if isinstance(rank.pid, Known) else "gone")
+    ended = ENDED.get(letter, "" if isinstance(rank.pid, Known) else "gone")
     thread = working_thread(rank.threads.or_else(()))
     frames = thread.frames if thread is not None else ()
     place = place_of(frames, kernel.helpers.or_else(()))
@@ -159,7 +170,7 @@ def rank_stuck(snapshot: Snapshot) -> Finding | None:
     found = stances(snapshot)
     if not found:
         return None
-    told = decide(found, serving=serving(snapshot))
+    told = _verdict(snapshot, found)
     if told.kind in ("moving", "idle"):
         if old_s := _last_look_s(snapshot):
             return cannot_tell(
@@ -267,17 +278,13 @@ def kernel_line(rank: Rank) -> str:
 
 def _advice(accused: list[Stance], told: Verdict) -> Iterator[Advice]:
     one = accused[0] if accused else None
-    if one is not None and one.ended == "stopped":
-        yield Advice(
-            "let it go on, if you know who stopped it", f"kill -CONT {one.pid}", "the other ranks go on with it"
+    if one is not None and one.ended:
+        yield from about_ended(
+            one.ended,
+            one.pid,
+            effect="the other ranks go on with it",
+            last_resort="restart the server: a group that lost a rank does not recover",
         )
-        return
-    if one is not None and one.ended == "traced":
-        yield Advice("let the debugger go", f"grep TracerPid /proc/{one.pid}/status", "names who holds it")
-        return
-    if one is not None and one.ended in ("zombie", "gone"):
-        yield Advice("look for why it died in the kernel's log", "dmesg -T", "an out-of-memory kill or an Xid names it")
-        yield Advice("restart the server: a group that lost a rank does not recover")
         return
     if told.kind == "busy":
         yield from _about_work(accused)
@@ -294,6 +301,19 @@ def _advice(accused: list[Stance], told: Verdict) -> Iterator[Advice]:
         yield Advice(
             "ask NCCL which rank is missing", "NCCL_DEBUG=INFO, or its RAS socket", "counts of each rank side by side"
         )
+
+
+def about_ended(ended: Ended, *pids: int, effect: str, last_resort: str) -> Iterator[Advice]:
+    """What to do about processes that do not run: ``effect`` of letting them go on, ``last_resort`` where none can."""
+    listed = " ".join(map(str, pids))
+    if ended == "stopped":
+        yield Advice("let it go on, if you know who stopped it", f"kill -CONT {listed}", effect)
+    elif ended == "traced":
+        files = " ".join(f"/proc/{pid}/status" for pid in pids)
+        yield Advice("let the debugger go", f"grep TracerPid {files}", "names who holds it")
+    else:
+        yield Advice("look for why it died in the kernel's log", "dmesg -T", "an out-of-memory kill or an Xid names it")
+        yield Advice(last_resort)
 
 
 def _about_work(accused: list[Stance]) -> Iterator[Advice]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from sgdiag.analysis.halted import Halted, halted
 from sgdiag.analysis.threads import main_thread
 from sgdiag.model import Advice, Evidence, Finding, Known, Snapshot
 from sgdiag.rules.evidence import cannot_tell, explain_log, rank_label, seen
+from sgdiag.rules.hangs import about_ended
 from sgdiag.rules.registry import rule
 
 
@@ -12,6 +16,8 @@ from sgdiag.rules.registry import rule
 def server_not_serving(snapshot: Snapshot) -> Finding | None:
     health = snapshot.server.health
     title = "the server serves requests"
+    if health.or_else("") != "down" and (ended := halted(snapshot)):
+        return _halted(snapshot, ended)
     if not isinstance(health, Known):
         return cannot_tell("server-not-serving", title, "an answer of the server or its processes", health)
     if health.value == "up":
@@ -55,6 +61,25 @@ def server_not_serving(snapshot: Snapshot) -> Finding | None:
                 )
             ),
             Advice("look for ranks that outlived it", "sgdiag processes", "an orphaned scheduler holds GPU memory"),
+        ),
+    )
+
+
+def _halted(snapshot: Snapshot, ended: Sequence[Halted]) -> Finding:
+    """A process that requests or their answers pass does not run, whatever HTTP still answers by itself."""
+    worst = next((one for one in ended if one.alone), ended[0])
+    pids = [one.process.pid for one in ended if one.ended == worst.ended]
+    silent = "no request is answered" if worst.alone else "requests that pass it are not answered"
+    return Finding(
+        id="server-not-serving",
+        title=f"{worst.sentence}: {silent}",
+        verdict="FAIL",
+        confidence=0.95,
+        evidence=tuple(seen(one.process.state, one.sentence) for one in ended),
+        cause="requests and their answers pass it; addresses that need no answer of a scheduler may go on answering",
+        advice=(
+            *about_ended(worst.ended, *pids, effect="requests are answered again", last_resort="restart the server"),
+            *explain_log(snapshot, "names what failed first, why, and what to do"),
         ),
     )
 

@@ -79,11 +79,14 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return Execute.BACKGROUND if self.run_child else Execute.NEVER
 
 
-def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose: Choose | None = None) -> Feed:
+def open_feed(
+    target: str | None, access: Access, *, wait_s: float = 0.0, silent_s: float = 0.0, choose: Choose | None = None
+) -> Feed:
     """A feed of ``target``, or of the server that runs here.
 
-    With ``wait_s`` the first readings are waited for, at most that long, and SgdiagError is raised if nothing at all
-    could be read. ``choose`` picks one of several servers; without it several are an error that lists them.
+    With ``wait_s`` the first readings are waited for, at most that long, or ``silent_s`` while HTTP has not answered at
+    all, and SgdiagError is raised if nothing at all could be read. ``choose`` picks one of several servers; without it
+    several are an error that lists them.
     """
     named = parse_target(target) if target is not None else None
     if isinstance(named, FileTarget) and is_recording(named.path):
@@ -107,7 +110,7 @@ def open_feed(target: str | None, access: Access, *, wait_s: float = 0.0, choose
         place, locate = _find(named, access, choose)
         feed = LiveFeed(place, lambda where: _poller(where, access), locate)
     if wait_s:
-        feed.wait_first(wait_s)
+        feed.wait_first(wait_s, silent_s=silent_s)
         _require_something(feed)
     return feed
 

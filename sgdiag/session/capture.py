@@ -40,7 +40,8 @@ class Capture:
         self._keys = tuple(keys)
         self._asked: set[int] = set()
         self._log = Path()
-        self._log_bytes = 0
+        self._log_begin = self._log_bytes = 0
+        self._first_lines: tuple[str, ...] = ()
         redactor.learn(private_here(Snapshot(), keys=self._keys))
         self.recorder = Recorder(
             path,
@@ -67,8 +68,8 @@ class Capture:
             time.sleep(max(min(begun + frame * period_s, begun + duration_s) - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        if self.recorder.frames and (last := excerpt.end(self._log, self._log_bytes)) is not None:
-            self.recorder.excerpt(last)
+        if self.recorder.frames:
+            self._end_log()
         self.recorder.close()
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -82,8 +83,19 @@ class Capture:
         if isinstance(path, Known):
             self._log = Path(path.value)
             self._log_bytes = excerpt.size_of(self._log)
-            if (first := excerpt.beginning(self._log)) is not None:
+            self._log_begin = excerpt.begin_of_run(self._log)
+            if (first := excerpt.beginning(self._log, self._log_begin)) is not None:
+                self._first_lines = first.lines
                 self.recorder.excerpt(first)
+
+    def _end_log(self) -> None:
+        last = excerpt.end(self._log, self._log_bytes)
+        ready = excerpt.ready_line(self._log, self._log_begin)
+        shown = {*self._first_lines, *(last.lines if last is not None else ())}
+        if ready is not None and shown.isdisjoint(ready.lines):
+            self.recorder.excerpt(ready)
+        if last is not None:
+            self.recorder.excerpt(last)
 
 
 def copy(path: Path, to: Path, redactor: Redactor, *, note: str = "", force: bool = False) -> Recorder:

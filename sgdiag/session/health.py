@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sgdiag.analysis.halted import halted
 from sgdiag.model import Fact, Health, Known, Snapshot, unknown
 
 STARTUP_S = 30 * 60.0
@@ -13,8 +14,8 @@ STARTUP_S = 30 * 60.0
 def judge(snapshot: Snapshot, *, was_up: bool) -> Snapshot:
     """``snapshot`` with the health that its sources leave as the likeliest; ``was_up``: this run has served before.
 
-    Processes decide over life and death, HTTP over service: a port that is silent while the processes live means a
-    server that starts or hangs.
+    Processes decide over life and death, HTTP over service, unless a process that all requests pass does not run: a
+    port that is silent while the processes live means a server that starts or hangs.
     """
     health = _health(snapshot, was_up)
     return msgspec.structs.replace(snapshot, server=msgspec.structs.replace(snapshot.server, health=health))
@@ -27,6 +28,8 @@ def _health(snapshot: Snapshot, was_up: bool) -> Fact[Health]:
     alive = _alive(snapshot)
     if processes is not None and processes.state == "ok" and not alive:
         return Known("down", "procfs:stat", at=snapshot.at)
+    if any(one.alone for one in halted(snapshot)):
+        return Known("unresponsive", "procfs:stat", "derived", snapshot.at)
     if http is None or http.state == "off":
         return said
     if http.state == "failed":

@@ -52,8 +52,8 @@ class LiveFeed:
     def title(self) -> str:
         return self._poller.title
 
-    def wait_first(self, limit_s: float) -> None:
-        self._poller.wait_first(limit_s)
+    def wait_first(self, limit_s: float, *, silent_s: float = 0.0) -> None:
+        self._poller.wait_first(limit_s, silent_s=silent_s)
 
     def latest(self) -> Snapshot:
         snapshot = judge(self._poller.latest(), was_up=self._was_up)

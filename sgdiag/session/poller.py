@@ -10,10 +10,12 @@ import msgspec
 
 from sgdiag.model import Snapshot, SourceError, SourceStatus, Unknown, writable
 from sgdiag.session.merge import Part, merge
-from sgdiag.sources.base import Source
+from sgdiag.sources.base import Asking, Source
 
 ONLY_TELLER = {"latency": "metrics", "gpus": "nvml", "log": "log", "processes": "processes"}
 """Sections of a snapshot that a single source fills: what is missing there is missing for that source's reason."""
+
+_LOOK_S = 0.05
 
 
 class _Slot(msgspec.Struct, frozen=True):
@@ -60,15 +62,24 @@ class Poller:
             self._threads.append(thread)
             thread.start()
 
-    def wait_first(self, limit_s: float) -> None:
-        """Returns when every source was read or has failed once, at the latest after ``limit_s`` seconds."""
-        deadline = time.monotonic() + limit_s
-        while any(not slot.last_ok_at and not slot.problem for slot in self._slots.values()):
-            left = deadline - time.monotonic()
+    def wait_first(self, limit_s: float, *, silent_s: float = 0.0) -> None:
+        """Returns when every source was read or has failed once, at the latest after ``limit_s`` seconds.
+
+        A server that has not answered a single question by then is given ``silent_s`` seconds in all.
+        """
+        begun = time.monotonic()
+        while waiting := [source for source in self._sources if self._is_new(source)]:
+            silent = any(isinstance(source, Asking) and not source.has_answered for source in waiting)
+            left = begun + max(limit_s, silent_s if silent else 0.0) - time.monotonic()
             if left <= 0:
                 return
-            self._fresh_reading.wait(left)
+            # An answer before the last one of a reading wakes nobody.
+            self._fresh_reading.wait(min(left, _LOOK_S) if silent else left)
             self._fresh_reading.clear()
+
+    def _is_new(self, source: Source) -> bool:
+        slot = self._slots[source.name]
+        return not slot.last_ok_at and not slot.problem
 
     def latest(self) -> Snapshot:
         now = self._clock()

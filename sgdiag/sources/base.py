@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sgdiag.model import Snapshot
 
@@ -29,3 +29,11 @@ class Source(Protocol):
     def read(self) -> Snapshot: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """A source whose read asks a server several questions: its first answer tells that the server is not silent."""
+
+    @property
+    def has_answered(self) -> bool: ...

@@ -83,6 +83,10 @@ class HttpSource:
         """Four requests at most in one read."""
         return 4 * self._transport.limit_s + 1.0
 
+    @property
+    def has_answered(self) -> bool:
+        return self._transport.has_answered
+
     def close(self) -> None:
         self._transport.close()
 

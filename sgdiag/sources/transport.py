@@ -20,6 +20,9 @@ from urllib3.util import parse_url
 from sgdiag.model import SourceError
 
 DEFAULT_LIMIT_S = 3.0
+SILENT_AFTER_S = DEFAULT_LIMIT_S + 0.5
+"""By then the first request to a server was answered or has failed; whoever asks earlier learns by chance which."""
+
 DEFAULT_MAX_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 _ABORT_S = 0.2
@@ -64,8 +67,9 @@ class Transport:
     """GET requests to one server over one kept connection, straight to it: no proxy, no redirect is followed.
 
     ``ca_file`` is a PEM file to trust in place of the system's certificates, ``insecure`` trusts any certificate.
-    ``limit_s`` bounds a whole request from name resolution to the last byte. Calls come from one thread at a time;
-    ``close`` may come from another. Raises SourceError for a URL, key or file that cannot be used.
+    ``limit_s`` bounds a whole request from name resolution to the last byte. ``has_answered`` tells whether any was
+    answered. Calls come from one thread at a time; ``close`` may come from another. Raises SourceError for a URL, key
+    or file that cannot be used.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Transport:
     ) -> None:
         self.url, self._host, self._port, self._prefix, self._tls = _parse(base_url)
         self.limit_s = limit_s
+        self.has_answered = False
         self._headers = _headers(credentials or Credentials())
         self.sends_key = "Authorization" in self._headers
         self._context = _tls_context(ca_file, insecure) if self._tls else None
@@ -98,6 +103,7 @@ class Transport:
             self._abort()
         if request.answer is None:
             _explain(request.error, self.url, path, self._tls)
+        self.has_answered = True
         return request.answer
 
     def close(self) -> None:

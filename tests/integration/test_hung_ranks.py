@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from sgdiag import lab
@@ -58,9 +59,9 @@ def sgdiag(*words: str) -> tuple[dict[str, Any], int, float]:
     return json.loads(done.stdout), done.returncode, took_s
 
 
-def finding(target: Lab) -> tuple[dict[str, Any], float]:
+def finding(target: Lab, finding_id: str = "rank-stuck") -> tuple[dict[str, Any], float]:
     told, _, took_s = sgdiag("check", str(target.pid))
-    return next(each for each in told["findings"] if each["id"] == "rank-stuck"), took_s
+    return next(each for each in told["findings"] if each["id"] == finding_id), took_s
 
 
 def ranks(target: Lab) -> dict[RankId, int]:
@@ -95,6 +96,20 @@ def test_a_working_server_is_not_accused(lab_server: LabPool) -> None:
         assert finding(target)[0]["verdict"] == "PASS"
 
 
+def test_a_process_beside_the_ranks_that_is_stopped_is_named(lab_server: LabPool) -> None:
+    target = lab_server(tp=2, env={"SGDIAG_LAB_SHIMS": "hang"})
+    detokenizer = next(one.pid for one in target.members if psutil.Process(one.pid).name().startswith("sglang::detok"))
+    for name, pid in (("detokenizer", detokenizer), ("launcher", target.pid)):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            found, took_s = finding(target, "server-not-serving")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert found["verdict"] == "FAIL"
+        assert found["title"].startswith(f"the {name} (pid {pid}) is stopped by a signal")
+        assert took_s < NAMED_WITHIN_S
+
+
 @pytest.mark.parametrize("hung", [1, 0])
 def test_a_rank_that_sleeps_in_c_with_the_gil_held_is_named(lab_server: LabPool, hung: int) -> None:
     target = lab_server(tp=2, env={"SGDIAG_LAB_SHIMS": "hang"})
@@ -107,6 +122,8 @@ def test_a_rank_that_sleeps_in_c_with_the_gil_held_is_named(lab_server: LabPool,
             told = named(target, f"TP{hung}", "stuck in _hang")
             assert told["verdict"]["victims"] == [f"TP{1 - hung}"]
             assert told["groups"][0]["names"] == [f"TP{hung}"]
+            glance, _, _ = sgdiag("status", str(target.pid))
+            assert glance["server"]["health"]["value"] == "unresponsive"
     finally:
         lab_server.end(target)
 

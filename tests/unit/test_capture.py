@@ -127,11 +127,15 @@ def test_a_copy_is_redacted_from_its_first_frame_on(tmp_path: Path) -> None:
 # Excerpts
 
 
+def beginning(log: Path) -> Excerpt | None:
+    return excerpt.beginning(log, excerpt.begin_of_run(log))
+
+
 def test_the_beginning_of_the_last_run(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     filler = "x" * 99 + "\n"
     log.write_text(f"server_args=1\n{filler * 30_000}warning before\nserver_args=2\nready\n")
-    found = excerpt.beginning(log)
+    found = beginning(log)
     assert found is not None
     assert found.lines[-3:] == ("warning before", "server_args=2", "ready")
     assert len(found.lines) < 100
@@ -142,13 +146,13 @@ def test_the_beginning_of_the_last_run(tmp_path: Path) -> None:
 def test_a_short_log_from_its_first_line_on(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(b"one\nserver_args=2\n 10%|# |\r 50%|### |\r100%|######|\n\xff\nunfinished")
-    assert excerpt.beginning(log) == Excerpt(str(log), ("one", "server_args=2", "100%|######|", "\ufffd"), 1)
+    assert beginning(log) == Excerpt(str(log), ("one", "server_args=2", "100%|######|", "\ufffd"), 1)
 
 
 def test_a_log_whose_first_words_are_far_away_from_its_beginning_on(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("one\n" + "no such words\n" * 200_000)
-    found = excerpt.beginning(log)
+    found = beginning(log)
     assert found is not None
     assert found.lines[0] == "one"
     assert sum(map(len, found.lines)) <= excerpt.BEGINNING_BYTES
@@ -170,8 +174,56 @@ def test_the_end_is_what_was_written_since(tmp_path: Path) -> None:
     assert set(long.lines) == {"y" * 99}
 
 
+READY = "[2026-03-01 11:00:39] The server is fired up and ready to roll!"
+
+
+def recorded_log(tmp_path: Path, before: str, meanwhile: str) -> list[tuple[str, ...]]:
+    """The excerpts of a recording that began when ``before`` was in the log, and ended after ``meanwhile``."""
+    log, path = tmp_path / "server.log", tmp_path / "a.sgdiag"
+    log.write_text(before)
+    snapshot = Snapshot(at=1.0, log=Log(path=Known(str(log), "log")))
+    capture = Capture(StillFeed("pid 7", snapshot), path, Redactor(only_secrets=True))
+    capture.run(0.0, 1.0)
+    with log.open("a") as file:
+        file.write(meanwhile)
+    capture.close()
+    return [part.lines for part in read_index(path).excerpts]
+
+
+def test_the_line_that_says_that_the_server_is_ready_is_kept_wherever_it_stands(tmp_path: Path) -> None:
+    chatter = f"{'y' * 99}\n" * (2 * excerpt.BEGINNING_BYTES // 100)
+    start = "server_args=1\nloading\n"
+    for before, meanwhile in (
+        (start, f"{chatter}{READY}\n{chatter}"),
+        (f"{start}{chatter}{READY}\n{chatter}", "more\n"),
+        # Whatever the borders of the pieces that are read.
+        (start, f"{'z' * (1048576 - len(start) - 10)}\n{READY}\n{chatter}"),
+    ):
+        first, ready, last = recorded_log(tmp_path, before, meanwhile)
+        assert first[0] == "server_args=1"
+        assert ready == (READY,)
+        assert last[-1] == meanwhile.splitlines()[-1]
+        (tmp_path / "a.sgdiag").unlink()
+
+
+def test_the_ready_line_is_not_kept_twice_nor_that_of_another_run(tmp_path: Path) -> None:
+    chatter = f"{'y' * 99}\n" * (2 * excerpt.BEGINNING_BYTES // 100)
+    for before, meanwhile in (
+        (f"server_args=1\n{READY}\n", chatter),
+        (f"server_args=1\n 50%|### |\r{READY}\n", chatter),
+        ("server_args=1\n", f"{chatter}{READY}\n"),
+        ("server_args=1\n", f"{chatter}server_args=2\n{READY}\n{chatter}"),
+        (f"server_args=1\n{READY}\n{chatter}server_args=2\n", chatter),
+        ("server_args=1\n", f"{chatter}prompt: {READY} Is it?\n{chatter}"),
+    ):
+        parts = recorded_log(tmp_path, before, meanwhile)
+        assert len(parts) == 2
+        (tmp_path / "a.sgdiag").unlink()
+
+
 def test_no_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none", tmp_path / "pipe", tmp_path):
-        assert excerpt.beginning(path) is None
+        assert beginning(path) is None
         assert excerpt.end(path, 0) is None
+        assert excerpt.ready_line(path, 0) is None

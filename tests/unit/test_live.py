@@ -70,6 +70,33 @@ def test_a_server_that_fell_silent_is_unresponsive() -> None:
     assert health(said="up", http=STALE) == "unresponsive"
 
 
+def test_a_launcher_that_is_stopped_or_traced_serves_nobody_whatever_http_said_last() -> None:
+    not_read = SourceStatus(name="http", state="failed", reason="not read yet")
+    off = SourceStatus(name="http", state="off", reason="its address is not known here")
+    for letter in ("T", "t"):
+        for http in (OK, STALE, not_read, off, None):
+            assert health(said="up", http=http, launcher_state=letter) == "unresponsive"
+    assert health(said="up", http=OK, launcher_state="D") == "up"
+
+
+def test_a_worker_that_is_stopped_silences_the_server_only_where_no_other_does_its_work() -> None:
+    def told(*letters: str) -> str:
+        workers = tuple(
+            Process(pid=9 + place, role="tokenizer-worker", state=Known(letter, "procfs"))
+            for place, letter in enumerate(letters)
+        )
+        snapshot = Snapshot(
+            at=NOW,
+            server=Server(health=Known("up", "http")),
+            sources=(OK, SourceStatus(name="processes", state="ok", last_ok_at=NOW)),
+            processes=(*processes("S"), *workers),
+        )
+        return judge(snapshot, was_up=True).server.health.or_else("unknown")
+
+    assert told("S", "S") == told("T", "S") == "up"
+    assert told("T", "T") == "unresponsive"
+
+
 def test_a_server_that_does_not_let_us_in_is_neither_up_nor_down() -> None:
     assert health(http=REFUSED, launcher_state="S") == "unknown"
     assert health(http=REFUSED) == "unknown"

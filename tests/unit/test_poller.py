@@ -134,6 +134,48 @@ def test_waiting_for_the_first_reading_has_a_limit() -> None:
     poller.close()
 
 
+class Asked(Scripted):
+    """A source that asks a server, which may have answered something before the read has ended."""
+
+    has_answered = False
+
+
+def test_a_server_that_has_not_answered_at_all_is_given_longer_than_other_sources() -> None:
+    release = threading.Event()
+
+    def hang() -> Snapshot:
+        release.wait(5)
+        raise SourceError("ended")
+
+    def late() -> Snapshot:
+        time.sleep(0.5)
+        return running(1)
+
+    def waited_s(*sources: Scripted) -> float:
+        poller = Poller("t", sources)
+        pollers.append(poller)
+        poller.start()
+        begun = time.monotonic()
+        poller.wait_first(0.2, silent_s=1.5)
+        return time.monotonic() - begun
+
+    pollers: list[Poller] = []
+    assert 0.4 < waited_s(Scripted("a", hang), Asked("http", late)) < 1.4
+    assert state(pollers[0], "http").state == "ok"
+    assert 1.4 < waited_s(Asked("http", hang)) < 3.0
+    # Once it has answered something it costs nothing, nor where it has answered all.
+    begun = Asked("http", hang)
+    begun.has_answered = True
+    assert 0.1 < waited_s(begun) < 0.4
+    assert 0.1 < waited_s(Scripted("a", hang), Asked("http", lambda: running(1))) < 0.4
+    answers_late = Asked("http", hang)
+    threading.Timer(0.5, setattr, (answers_late, "has_answered", True)).start()
+    assert 0.4 < waited_s(answers_late) < 1.2
+    release.set()
+    for poller in pollers:
+        poller.close()
+
+
 def test_closing_closes_the_sources_and_ends_their_threads() -> None:
     source = Scripted("a", lambda: running(1))
     poller = Poller("t", [source])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from sgdiag.model import Incident, SourceError
 from sgdiag.releases.signs.scan import KEPT_FAULTS, Scan
+from sgdiag.resources import recording
 from sgdiag.rules.postmortem import explain, registry
 from sgdiag.session.postmortem import explain_logs
 from sgdiag.sources.postmortem import incident_of, is_encoded, read, unwrapped
@@ -145,6 +146,46 @@ def test_a_log_that_ends_early_says_where() -> None:
     (finding,) = explain(incident_of(cut))
     assert finding.id == "log-ends-early"
     assert "graphs were captured" in finding.title
+
+
+_ODD_REQUEST = b"""[2026-03-01 11:00:30] ERROR:    Exception in ASGI application
+Traceback (most recent call last):
+  File "/opt/sglang/srt/utils/common.py", line 2385, in _get_fastapi_request_path
+    return route.path, True
+AttributeError: %s
+"""
+_SERVED = (
+    b"[2026-03-01 11:00:50] Decode batch, #running-req: 37, #token: 900, token usage: 0.5, cuda graph: True, "
+    b"gen throughput (token/s): 4530.21, #queue-req: 0\n"
+)
+_FIRST_LINES = HEALTHY[: HEALTHY.index(b"[2026-03-01 11:00:39]")]
+
+
+def test_a_server_that_serves_did_not_fail_at_its_warm_up_though_the_ready_line_is_lost() -> None:
+    odd = _ODD_REQUEST % b"'Thing' object has no attribute 'path'"
+    lost = incident_of(_FIRST_LINES + odd + _SERVED)
+    assert lost.ready
+    assert lost.stages[""] == "serving"
+    assert lost.survived(lost.faults[0])
+    assert [(one.id, one.verdict) for one in explain(lost)] == [("no-failure-found", "PASS")]
+    # Without the batch, nothing tells that it went on.
+    assert [one.id for one in explain(incident_of(_FIRST_LINES + odd))] == ["not-recognised"]
+
+
+def test_the_shipped_recording_is_of_a_server_that_serves() -> None:
+    """The line that says so was written between its two excerpts of the log."""
+    incident, findings = explain_logs([str(recording("demo.sgdiag"))])
+    assert incident.ready
+    assert "UNKNOWN" not in {finding.verdict for finding in findings}
+
+
+def test_a_failure_that_a_finding_stands_on_is_recognised() -> None:
+    known = _ODD_REQUEST % b"'_IncludedRouter' object has no attribute 'path'"
+    assert [one.id for one in explain(incident_of(_FIRST_LINES + known))] == ["fastapi-too-new", "log-ends-early"]
+    other = _ODD_REQUEST % b"'Thing' object has no attribute 'path'"
+    first, second = explain(incident_of(_FIRST_LINES + known + other))
+    assert (first.id, second.id) == ("not-recognised", "fastapi-too-new")
+    assert "Thing" in first.evidence[0].text
 
 
 def test_the_first_death_over_several_files(tmp_path: Path) -> None:

@@ -81,6 +81,85 @@ def test_health(health: str, verdict: str) -> None:
     assert finding.verdict == verdict
 
 
+def processes(**states: str) -> tuple[Process, ...]:
+    """A launcher, a scheduler and a detokenizer that sleep, and what else ``states`` names (roles with ``_``)."""
+    letters = {"launcher": "S", "scheduler": "R", "detokenizer": "S", **states}
+    roles: dict[str, Any] = {name: name.rstrip("2").replace("_", "-") for name in letters}
+    return tuple(
+        Process(pid=pid, role=roles[name], state=known(letter)) for pid, (name, letter) in enumerate(letters.items(), 1)
+    )
+
+
+def serving(*members: Process, health: str = "up", **sizes: Any) -> Snapshot:
+    return Snapshot(server=Server(health=known(health), **sizes), processes=members)
+
+
+@pytest.mark.parametrize(
+    ("states", "title", "command"),
+    [
+        ({"detokenizer": "T"}, "the detokenizer (pid 3) is stopped by a signal", "kill -CONT 3"),
+        ({"launcher": "T"}, "the launcher (pid 1) is stopped by a signal", "kill -CONT 1"),
+        ({"launcher": "t"}, "the launcher (pid 1) is held by a debugger", "grep TracerPid /proc/1/status"),
+        ({"detokenizer": "Z"}, "the detokenizer (pid 3) has ended and nobody collected it (zombie)", "dmesg -T"),
+        ({"detokenizer": "X"}, "the detokenizer (pid 3) has ended", "dmesg -T"),
+        ({"tokenizer_worker": "T"}, "the tokenizer worker (pid 4) is stopped by a signal", "kill -CONT 4"),
+        ({"detokenizer_router": "T"}, "the detokenizer's router (pid 4) is stopped by a signal", "kill -CONT 4"),
+        ({"dp_controller": "T"}, "the data-parallel controller (pid 4) is stopped by a signal", "kill -CONT 4"),
+    ],
+)
+@pytest.mark.parametrize("health", ["up", "starting", "unresponsive"])
+def test_a_process_that_requests_pass_does_not_run(
+    states: dict[str, str], title: str, command: str, health: str
+) -> None:
+    finding = find(serving(*processes(**states), health=health), "server-not-serving")
+    assert finding is not None
+    assert (finding.verdict, finding.title, finding.confidence) == ("FAIL", f"{title}: no request is answered", 0.95)
+    assert command in [advice.command for advice in finding.advice]
+    assert finding.evidence[0].source == "test"
+
+
+@pytest.mark.parametrize("letter", ["S", "D", "R", "I", "?"])
+def test_a_process_that_sleeps_or_waits_for_a_disk_serves(letter: str) -> None:
+    members = processes(launcher=letter, detokenizer=letter, tokenizer_worker=letter)
+    finding = find(serving(*members), "server-not-serving")
+    assert finding is not None
+    assert finding.verdict == "PASS"
+
+
+def test_one_of_several_that_does_not_run_silences_some_requests() -> None:
+    members = processes(tokenizer_worker="T", tokenizer_worker2="S")
+    finding = find(serving(*members), "server-not-serving")
+    assert finding is not None
+    assert finding.verdict == "FAIL"
+    assert finding.title.endswith("(pid 4) is stopped by a signal: requests that pass it are not answered")
+
+
+def test_every_process_that_does_not_run_is_named() -> None:
+    finding = find(serving(*processes(launcher="T", detokenizer="T")), "server-not-serving")
+    assert finding is not None
+    assert "no request is answered" in finding.title
+    assert [item.text for item in finding.evidence if "stopped" in item.text] == [
+        "the launcher (pid 1) is stopped by a signal",
+        "the detokenizer (pid 3) is stopped by a signal",
+    ]
+    assert "kill -CONT 1 3" in [advice.command for advice in finding.advice]
+
+
+def test_the_launcher_of_a_further_host_is_no_part_of_the_way() -> None:
+    first = processes(launcher="T")
+    further = tuple(process for process in first if process.role != "detokenizer")
+    for members, nnodes, verdict in ((first, 2, "FAIL"), (further, 2, "PASS"), (further, 1, "FAIL")):
+        finding = find(serving(*members, nnodes=known(nnodes)), "server-not-serving")
+        assert finding is not None
+        assert finding.verdict == verdict
+
+
+def test_a_server_that_is_gone_is_told_as_gone() -> None:
+    finding = find(serving(*processes(launcher="Z", detokenizer="T"), health="down"), "server-not-serving")
+    assert finding is not None
+    assert finding.title == "the server is gone"
+
+
 def test_a_dead_server_quotes_its_last_errors() -> None:
     log = Log(errors=(LogLine(7, "RuntimeError: out of memory", "TP1", "error"),))
     finding = find(Snapshot(server=Server(health=known("down")), log=log), "server-not-serving")

@@ -360,6 +360,23 @@ def test_an_idle_server_passes_on_the_verdict_alone() -> None:
     assert texts(finding) == [("derived", "the server has nothing to do")]
 
 
+@pytest.mark.parametrize("health", ["up", "unresponsive"])
+def test_ranks_are_not_blamed_for_a_process_beside_them_that_does_not_run(health: str) -> None:
+    stopped = Process(pid=7, role="detokenizer", state=known("T"))
+    # Without requests it spins, and was seen at the same line twice.
+    spins = rank(0, running_requests=known(0), kernel=KernelView(state=known("R"), cpu_ratio=known(1.0)))
+    for one in (spins, rank(0, REDUCE, 9.0, running_requests=known(0)), rank(0, **MOVING)):
+        snapshot = server(one, tp_size=1, health=known(health), processes=(stopped,))
+        assert verdict(snapshot).kind in ("idle", "moving", "cannot-tell")
+    snapshot = server(rank(0, REDUCE, 9.0, running_requests=known(0)), tp_size=1, processes=(stopped,))
+    assert texts(judged(snapshot)) == [
+        ("derived", "the detokenizer (pid 7) is stopped by a signal; no scheduler holds up the server")
+    ]
+    stuck = verdict(server(rank(0, REDUCE), rank(1), processes=(stopped,)))
+    assert stuck.suspects == ("TP1",)
+    assert "no scheduler" not in stuck.sentence
+
+
 def test_only_ranks_that_moved_are_evidence_that_they_did() -> None:
     just_still = rank(1, no_step_s=known(3.0), running_requests=known(0), still_s=unknown("needs more looks"))
     finding = judged(server(rank(0, **MOVING), just_still))

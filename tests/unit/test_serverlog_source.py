@@ -134,6 +134,46 @@ def test_a_restart_forgets_the_last_life() -> None:
     assert isinstance(again.collectives.nccl_version, Unknown)
 
 
+_START = "[2026-04-02 11:00:00] server_args=ServerArgs(model_path='m', dp_size={}{})\n"
+_PREFILL = "[2026-04-02 11:00:05 TP0] Prefill batch, #new-seq: {}, #new-token: 9, #running-req: {}, #queue-req: 0\n"
+_DECODE = "[2026-04-02 11:00:06 TP0] Decode batch, #running-req: {}, #token: 90, token usage: 0.01, #queue-req: 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "health"),
+    [
+        # The warm-up: one request of 8 tokens to each data-parallel rank, which may all come to one of them.
+        (_START.format(1, "") + _PREFILL.format(1, 0), "starting"),
+        (_START.format(4, "") + _PREFILL.format(4, 0), "starting"),
+        (_START.format(1, ", attn_dp_size=4") + _PREFILL.format(4, 0), "starting"),
+        (_START.format(1, ", decode_log_interval=1") + _DECODE.format(1), "starting"),
+        (_START.format(8, "") + _DECODE.format(8), "starting"),
+        (_START.format(1, ", tokenizer_worker_num=8") + _DECODE.format(2), "starting"),
+        (_START.format(1, ", warmups='voice_chat'") + _DECODE.format(1), "starting"),
+        (_START.format(1, "") + _DECODE.format(0), "starting"),
+        # More than that.
+        (_START.format(1, "") + _PREFILL.format(2, 0), "up"),
+        (_START.format(1, "") + _PREFILL.format(1, 1), "up"),
+        (_START.format(1, "") + _DECODE.format(1), "up"),
+        (_START.format(1, ", decode_log_interval=1") + _DECODE.format(2), "up"),
+        (_START.format(8, "") + _DECODE.format(9), "up"),
+        (_START.format(1, ", warmups='voice_chat'") + _DECODE.format(2), "up"),
+        (_DECODE.format(1), "up"),
+        ("[2026-04-02 11:00:06 TP0] Decode batch, unheard of\n", "not known"),
+    ],
+)
+def test_batches_that_are_no_warm_up_show_that_a_server_serves(text: str, health: str) -> None:
+    assert facts_of(text).server.health.or_else("not known") == health
+
+
+def test_the_line_that_says_so_counts_before_what_shows_it() -> None:
+    shown = _START.format(1, "") + _DECODE.format(37)
+    assert facts_of(shown).server.health == Known("up", "log:2", "assumed", 1775127606.0)
+    ready = "[2026-04-02 11:00:07] The server is fired up and ready to roll!\n"
+    assert facts_of(shown + ready + _DECODE.format(1)).server.health == Known("up", "log:3", "assumed", 1775127607.0)
+    assert facts_of(shown + NEW_HYBRID).server.health.value == "starting"
+
+
 def test_retractions_are_counted_and_recent_ones_pass() -> None:
     retract = "[2026-04-02 11:05:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 2, x\n"
     decode = OLD_SPECULATIVE.splitlines(keepends=True)[-1]

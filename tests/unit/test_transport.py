@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from sgdiag.model import SourceError
+from sgdiag.sources.base import Asking
+from sgdiag.sources.http import HttpSource
 from sgdiag.sources.transport import Credentials, TimedOutError, Transport, UnreachableError
 from tests.unit.misbehaving import (
     Behaviour,
@@ -45,6 +47,18 @@ def test_a_connection_is_kept() -> None:
         assert len(server.connections) == 1
         transport.close()
         assert transport.get("/b").body == b"2"
+
+
+def test_whether_a_server_has_answered_at_all() -> None:
+    with raw_server(is_silent) as silent, WebServer({"/model_info": b"no JSON"}) as server:
+        for url, answers in ((silent, False), (server.url, True)):
+            source = HttpSource(Transport(url, limit_s=0.3))
+            assert isinstance(source, Asking)
+            assert not source.has_answered
+            with pytest.raises(SourceError):
+                source.read()
+            assert source.has_answered is answers
+            source.close()
 
 
 def test_a_kept_connection_that_the_server_has_closed_is_replaced() -> None:

@@ -134,10 +134,10 @@ class _Facts:
     def _health(self) -> Fact[Health]:
         """Only what the log saw last: a server that was killed or hangs writes nothing about it."""
         fold = self._fold
-        last: Event | None = fold.fatal or fold.ready or fold.arguments
+        last: Event | None = fold.fatal or fold.serving or fold.arguments
         if last is None:
             return NOT_ASKED
-        state: Health = "down" if fold.fatal else "up" if fold.ready else "starting"
+        state: Health = "down" if fold.fatal else "up" if fold.serving else "starting"
         return Known(state, source_of(last), "assumed", self._at(last))
 
     def _url(self) -> Fact[str]:
@@ -291,7 +291,7 @@ class _Facts:
             return _rounded(said, lambda line: "on" if line.on else line.reason)
         if self._args.get("disable_custom_all_reduce") is True:
             return Known("switched off by --disable-custom-all-reduce", self._args_source)
-        if tp_size > 1 and self._fold.ready is not None:
+        if tp_size > 1 and self._fold.serving is not None:
             return unknown("the log does not say whether custom allreduce is on")
         return NOT_ASKED
 

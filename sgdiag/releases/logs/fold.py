@@ -38,6 +38,7 @@ from sgdiag.releases.logs.events import (
     WeightsBegin,
     WeightsEnd,
 )
+from sgdiag.releases.logs.readiness import shows_service
 
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ class Fold:
     """Takes events in the order of the log; ``facts.snapshot_of`` makes facts of them.
 
     A line with server arguments starts anew: it is the first one of a server's life. Memory is bounded whatever
-    the log says.
+    the log says. ``busy`` is the first batch that only a server which serves can have had.
     """
 
     def __init__(self) -> None:
@@ -119,6 +120,7 @@ class Fold:
         self._places: dict[str, RankId] = {}
         self.errors: deque[Failure] = deque(maxlen=KEPT_ERRORS)
         self.ready: Ready | None = None
+        self.busy: Batch | None = None
         self.fatal: Failure | None = None
         self.kv_dtype: KvDtype | None = None
         self.nccl: NcclVersion | None = None
@@ -126,6 +128,11 @@ class Fold:
         self.sgdiag_allreduce: SgdiagAllreduce | None = None
         self.adaptive: AdaptiveSpeculation | None = None
         self.adaptive_off: AdaptiveSpeculationOff | None = None
+
+    @property
+    def serving(self) -> Ready | Batch | None:
+        """What tells that the server serves."""
+        return self.ready or self.busy
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -232,6 +239,8 @@ class Fold:
         else:
             rank.decode = event
             rank.retracted_before_decode, rank.retracted_since_decode = rank.retracted_since_decode, 0
+        if self.serving is None and shows_service(event, self.arguments.values if self.arguments else {}):
+            self.busy = event
 
     def _retraction(self, event: Retraction) -> None:
         rank = self._rank(event)

@@ -126,8 +126,11 @@ class Run:
         self.faults: list[Fault] = []
         self.stages: dict[str, Stage] = {}
         self.stage: Stage = "unknown"
-        self.ready = False
         self._kept: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    @property
+    def ready(self) -> bool:
+        return self.fold.serving is not None
 
     @property
     def died(self) -> bool:
@@ -138,10 +141,9 @@ class Run:
         stage = _STAGES.get(type(event))
         if stage is not None:
             self.reach(event.rank, stage)
-        elif isinstance(event, Batch) and self.stage == "unknown":
-            # The log begins while the server runs.
+        elif isinstance(event, Batch) and (self.stage == "unknown" or self.fold.busy is event):
+            # The log begins while the server runs, or the line that says so was lost.
             self.reach(event.rank, "serving")
-        self.ready = self.ready or isinstance(event, Ready)
 
     def reach(self, rank: str, stage: Stage) -> None:
         self.stage = stage

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sgdiag.model import Advice, Evidence, Fault, Finding, Incident, Stage
+from collections.abc import Collection
+
+from sgdiag.model import Advice, Evidence, Fault, Finding, Incident, Spot, Stage
 
 FALLBACK_IDS = ("not-recognised", "log-ends-early", "no-failure-found")
 
@@ -23,9 +25,12 @@ def during(stage: Stage) -> str:
     return _DURING[stage]
 
 
-def fallback(incident: Incident) -> Finding:
-    """The honest answer where no failure was found or none of those seen is known."""
-    death = incident.first_death or next((fault for fault in reversed(incident.faults) if not fault.echo), None)
+def fallback(incident: Incident, explained: Collection[Spot] = ()) -> Finding:
+    """The honest answer where no failure was found or none of those seen is known; on those at ``explained`` other
+    findings stand."""
+    known = [incident.fault_at(spot) for spot in explained]
+    open_faults = [fault for fault in incident.faults if not fault.echo and fault not in known]
+    death = incident.first_death or next(reversed(open_faults), None)
     served = incident.ready or "serving" in incident.stages.values()
     if death is not None and (death.fatal or not served):
         return _not_recognised(death)

@@ -30,7 +30,7 @@ MAX_GROUP_WEIGHT, MAX_GROUP_BYTES = 1_000_000, 64 << 20
 """Values and bytes in a whole snapshot and the differences that follow it."""
 
 MAX_EXCERPT_BYTES = 8 << 20
-"""All lines of the log in a recording, of which there are two excerpts: the log's beginning and its end."""
+"""All lines of the log in a recording: its beginning, that the server was ready, and its end."""
 
 Report = dict[str, Tally]
 """What was redacted, by kind."""
