@@ -51,10 +51,10 @@ def check(ctx: click.Context, /, target: str | None, as_json: bool, strict: bool
     from sgdiag.rules.hangs import needs_more_looks
     from sgdiag.session.attach import open_feed
     from sgdiag.session.stacks import Sampler
-    from sgdiag.sources.transport import SILENT_AFTER_S
+    from sgdiag.sources.transport import FIRST_ANSWER_S
 
     access = options.access(**how)
-    feed = open_feed(target, access, wait_s=FIRST_READ_S, silent_s=SILENT_AFTER_S)
+    feed = open_feed(target, access, wait_s=FIRST_READ_S, silent_s=FIRST_ANSWER_S)
     sampler = Sampler(feed, read_objects=access.read_objects)
     try:
         snapshot = feed.latest()

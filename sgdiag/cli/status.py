@@ -13,8 +13,7 @@ from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.wrapping import columns
 
 FIRST_READ_S = 0.7
-"""How long the first readings may take; what has not answered by then is shown as such. Only a server that does not
-answer at all is waited for until that is certain."""
+"""How long the first readings may take; what has not answered by then is shown as such."""
 
 
 @click.command(
@@ -35,7 +34,6 @@ def status(target: str | None, as_json: bool, watch: bool, **how: Any) -> None:
     """
     from sgdiag.model import Snapshot, encode
     from sgdiag.session.attach import open_feed
-    from sgdiag.sources.transport import SILENT_AFTER_S
 
     def show(snapshot: Snapshot) -> None:
         if as_json:
@@ -51,7 +49,7 @@ def status(target: str | None, as_json: bool, watch: bool, **how: Any) -> None:
             console.clear()
         console.print(render_once(snapshot, evaluate(snapshot), console.width))
 
-    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S, silent_s=SILENT_AFTER_S)
+    feed = open_feed(target, options.access(**how), wait_s=FIRST_READ_S)
     try:
         show(feed.latest())
         while watch:

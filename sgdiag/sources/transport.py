@@ -20,7 +20,7 @@ from urllib3.util import parse_url
 from sgdiag.model import SourceError
 
 DEFAULT_LIMIT_S = 3.0
-SILENT_AFTER_S = DEFAULT_LIMIT_S + 0.5
+FIRST_ANSWER_S = DEFAULT_LIMIT_S + 0.5
 """By then the first request to a server was answered or has failed; whoever asks earlier learns by chance which."""
 
 DEFAULT_MAX_BYTES = 8 << 20

@@ -34,6 +34,7 @@ from sgdiag.tui.app import PAGES
 from sgdiag.tui.paint import Column, Fields, Look, Row, Table, fit, provenance, wrap
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.banner import banner
+from sgdiag.tui.views.common import health
 from sgdiag.tui.views.processes import branches
 from tests import samples
 
@@ -118,6 +119,13 @@ def test_banner_of_a_silent_source() -> None:
     message = banner(Scene(Look(up), 80, 24))
     assert message is not None
     assert message[0] == "▲ http, metrics silent for 49s, values marked ~: no answer within 2 s"
+
+
+@pytest.mark.parametrize(("reason", "word"), [("not read yet", "? no answer yet"), ("no server found", "? unknown")])
+def test_health_that_is_not_known_says_whether_an_answer_may_come(reason: str, word: str) -> None:
+    snapshot = samples.connected()
+    server = msgspec.structs.replace(snapshot.server, health=unknown(reason))
+    assert health(Look(msgspec.structs.replace(snapshot, server=server)), "unknown").plain == word
 
 
 def test_banner_of_a_recording_without_sources() -> None:

@@ -7,12 +7,10 @@ from sgdiag.analysis.freshness import stale_for_s
 from sgdiag.model import Health, Known, SourceStatus
 from sgdiag.tui.paint import STALE_MARK, Role
 from sgdiag.tui.scene import Scene
+from sgdiag.tui.views.common import NOT_READ_YET
 
 LEAST_SPAN_S = 2.0
 """The readings of one moment are at most so old, so that a state younger than this was first seen now."""
-
-NOT_READ_YET = "not read yet"
-"""What the session says of a source that was asked and has had no time to answer."""
 
 
 def banner(scene: Scene) -> tuple[str, Role] | None:

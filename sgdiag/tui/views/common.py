@@ -36,6 +36,9 @@ PROCESS_STATES = {
 }  # fmt: skip
 """The kernel's letters for the states of a process or a thread."""
 
+NOT_READ_YET = "not read yet"
+"""What the session says of a source that was asked and has had no time to answer."""
+
 CHART_SPAN_S = 300.0
 """How far back the charts reach."""
 
@@ -47,7 +50,7 @@ def health(look: Look, unknown: str = "health unknown") -> Text:
     """The server's state as sign and word."""
     fact = look.snapshot.server.health
     if isinstance(fact, Unknown):
-        return look.ink(f"? {unknown}", "unknown")
+        return look.ink(f"? {'no answer yet' if fact.reason == NOT_READ_YET else unknown}", "unknown")
     sign, role = HEALTH_SIGNS.get(fact.value, ("?", "unknown"))
     return look.ink(f"{sign} {fact.value}", role)
 
