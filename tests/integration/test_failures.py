@@ -141,7 +141,9 @@ def test_fraction_too_low(release: str) -> None:
     pool = re.search(r"the pool would have (-?[\d.]+) GB", finding.cause)
     assert pool is not None, finding.cause
     assert float(pool[1]) == pytest.approx(end - begin * (1 - 0.0001), abs=0.011)
-    assert "increase" in finding.told
+    said = re.fullmatch(r'SGLang says "(\w+)", which is right; .*', finding.told)
+    assert said is not None, finding.told
+    assert re.search(rf"\b{said[1]} .*mem-fraction-static", log.read_text())
     advised = re.search(r"--mem-fraction-static ([\d.]+)", commands(finding))
     assert advised is not None
     assert 1 - end / begin < float(advised[1]) < 0.2
