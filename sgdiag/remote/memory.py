@@ -216,8 +216,6 @@ class Batch:
         self._memory = memory
         self.blocks = tuple(blocks)
         self._ends = list(itertools.accumulate([size for _, size in self.blocks]))
-        self.spans = list(itertools.pairwise([0, *self._ends]))
-        """Where each block starts and ends in what is read."""
         self.size = self._ends[-1] if self._ends else 0
         if self.size > MAX_READ_BYTES:
             raise BadAddressError(f"{self.size} bytes are too many for one read")
@@ -256,4 +254,6 @@ class Batch:
 
     def apart(self, found: bytes | list[bytes | None]) -> list[bytes | None]:
         """What ``read`` gave, as ``pieces`` gives it."""
-        return [found[start:end] for start, end in self.spans] if isinstance(found, bytes) else found
+        if not isinstance(found, bytes):
+            return found
+        return [found[start:end] for start, end in itertools.pairwise([0, *self._ends])]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from sgdiag.releases.logs.lines import still_shown
 from sgdiag.session.recording import Excerpt
@@ -14,6 +15,8 @@ BEGINNING_BYTES = 512 << 10
 
 END_BYTES = 128 << 10
 LINE_CHARS = 4000
+
+T = TypeVar("T")
 
 _FIRST_WORDS = b"server_args="
 """What a server says before all else."""
@@ -30,52 +33,36 @@ _BEFORE_FIRST_WORDS = 8 << 10
 def begin_of_run(path: Path) -> int:
     """The place, in bytes, of a line somewhat before the last server's first words; 0 where they are not near the end
     or there is no such file that can be read."""
-    if not path.is_file():
-        return 0
-    try:
-        with path.open("rb") as file:
-            return _begin_of_run(file.fileno(), file.seek(0, os.SEEK_END))
-    except OSError:
-        return 0
+    return _taken_from(path, lambda file: _begin_of_run(file.fileno(), file.seek(0, os.SEEK_END))) or 0
 
 
 def beginning(path: Path, since: int) -> Excerpt | None:
     """The first lines of the run that begins at byte ``since``; None where there is no such file that can be read."""
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            return _lines(path, os.pread(file.fileno(), BEGINNING_BYTES, since), place=since)
-    except OSError:
-        return None
+    return _taken_from(path, lambda file: _lines(path, os.pread(file.fileno(), BEGINNING_BYTES, since), place=since))
 
 
 def ready_line(path: Path, since: int) -> Excerpt | None:
     """The line in which the run that begins at byte ``since`` says that it is ready; None where it is not found."""
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            file.seek(since)
-            line = _ready_line(file)
-            return _lines(path, line, place=file.tell() - len(line))
-    except OSError:
-        return None
+
+    def take(file: BinaryIO) -> Excerpt | None:
+        file.seek(since)
+        line = _ready_line(file)
+        return _lines(path, line, place=file.tell() - len(line))
+
+    return _taken_from(path, take)
 
 
 def end(path: Path, since: int) -> Excerpt | None:
     """The last lines of the log that were written after byte ``since``."""
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            place = max(size - END_BYTES, since)
-            data = os.pread(file.fileno(), END_BYTES, place)
-            # One that was cut into begins in the middle of a line.
-            return _lines(path, data if place == since else data.partition(b"\n")[2], place=place)
-    except OSError:
-        return None
+
+    def take(file: BinaryIO) -> Excerpt | None:
+        size = file.seek(0, os.SEEK_END)
+        place = max(size - END_BYTES, since)
+        data = os.pread(file.fileno(), END_BYTES, place)
+        # One that was cut into begins in the middle of a line.
+        return _lines(path, data if place == since else data.partition(b"\n")[2], place=place)
+
+    return _taken_from(path, take)
 
 
 def size_of(path: Path) -> int:
@@ -83,6 +70,17 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _taken_from(path: Path, take: Callable[[BinaryIO], T | None]) -> T | None:
+    """What ``take`` finds in the file; None where there is no such file, or it cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            return take(file)
+    except OSError:
+        return None
 
 
 def _begin_of_run(descriptor: int, size: int) -> int:
