@@ -159,18 +159,56 @@ class _Req:
         self.length = length
 
 
+class _Steps:
+    """A plain list of the kept steps, and a ring of rows that a device fills, counting for itself."""
+
+    def __init__(self, capacity: int, max_steps: int) -> None:
+        self.max_steps = max_steps
+        self.ring = [(-1, -1)] * capacity
+        self.clear()
+        self.begin()
+
+    def clear(self) -> None:
+        self.steps: list[dict[int, int]] = []
+        self.sizes: list[int] = []
+
+    def begin(self) -> None:
+        self.clear()
+        self.stored = 0
+
+    def add(self, lengths: dict[int, int], size: int) -> None:
+        for row in [*lengths.items(), *[(-1, -1)] * (size - len(lengths))]:
+            self.ring[self.stored % len(self.ring)] = row
+            self.stored += 1
+        self.steps.append(lengths)
+        self.sizes.append(size)
+        while len(self.steps) > self.max_steps or sum(self.sizes) > len(self.ring):
+            del self.steps[0], self.sizes[0]
+
+    def unbroken(self, i: int, length: int) -> list[tuple[int, int]]:
+        run = 0
+        while run < len(self.steps) and self.steps[-1 - run].get(i) == length - run:
+            run += 1
+        return [(i, length - age) for age in reversed(range(run))]
+
+
 @hypothesis.given(
     capacity=st.integers(4, 9),
     max_steps=st.integers(1, 6),
-    script=st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.integers(0, 9)), max_size=40),
+    script=st.lists(
+        st.tuples(st.sets(st.integers(0, 3), min_size=1), st.integers(0, 9), st.integers(0, 1)), max_size=40
+    ),
 )
 def test_a_request_finds_the_rows_of_its_last_plain_run(
-    kept: ModuleType, capacity: int, max_steps: int, script: list[tuple[set[int], int]]
+    kept: ModuleType, capacity: int, max_steps: int, script: list[tuple[set[int], int, int]]
 ) -> None:
-    """Against a plain list of all steps; every row holds what was written to it last."""
-    rows, reqs, ring = kept.KeptRows(capacity, max_steps), [_Req(10 * i) for i in range(4)], [(-1, -1)] * capacity
-    steps: list[dict[int, int]] = []
-    for members, event in script:
+    """Every row holds what was written to it last; a captured graph writes rows of padding, too."""
+    rows, reqs, steps = (
+        kept.KeptRows(capacity, max_steps),
+        [_Req(10 * i) for i in range(4)],
+        _Steps(capacity, max_steps),
+    )
+    for members, event, padding in script:
         if event == 0:
             rows.clear()
             steps.clear()
@@ -181,23 +219,17 @@ def test_a_request_finds_the_rows_of_its_last_plain_run(
             # The others were retracted and computed anew, and are as long as if they had taken this step.
             for i in set(range(4)) - members:
                 reqs[i].length += 1
+        if event == 3:
+            rows.begin()
+            steps.begin()
         for i in members:
             reqs[i].length += 1
-        batch = sorted(members)
-        lens = [reqs[i].length for i in batch]
-        written = [row for part in rows.append([reqs[i] for i in batch], lens) for row in range(part.start, part.stop)]
-        assert len(set(written)) == len(batch) and all(0 <= row < capacity for row in written)
-        for row, i, length in zip(written, batch, lens, strict=True):
-            ring[row] = i, length
-        steps.append(dict(zip(batch, lens, strict=True)))
-        while len(steps) > max_steps or sum(map(len, steps)) > capacity:
-            steps.pop(0)
+        lengths = {i: reqs[i].length for i in sorted(members)}
+        size = min(len(lengths) + padding, capacity)
+        rows.append([reqs[i] for i in lengths], list(lengths.values()), size)
+        steps.add(lengths, size)
         for i, found in zip(range(4), rows.history(reqs, [req.length for req in reqs]), strict=True):
-            length = reqs[i].length
-            run = 0
-            while run < len(steps) and steps[-1 - run].get(i) == length - run:
-                run += 1
-            assert [ring[row] for row in found] == [(i, length - age) for age in reversed(range(run))]
+            assert [steps.ring[row] for row in found] == steps.unbroken(i, reqs[i].length)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,35 @@
+"""What plain steps leave for the draft model is found again, also where graphs store it. Run by `sgdiag verify-fix`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_dynamic_speculation_disable import HAS_LAB, LAB_RELEASE, RELEASE, ROOT
+
+from sgdiag.lab import home
+
+
+@pytest.mark.skipif(
+    RELEASE in ("0.5.9", "0.5.12.post1", "0.5.13.post1"), reason="older releases resume from a neutral state"
+)
+def test_every_row_is_the_step_that_it_is_taken_for() -> None:
+    python = os.environ.get("SGDIAG_FIX_PYTHON", "")
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if HAS_LAB:
+        python, path = str(home.base_python()), [*path, str(home.overlay_dir(LAB_RELEASE)), str(home.shims_dir())]
+    ran = subprocess.run(
+        [python, str(Path(__file__).with_name("kept_rows.py"))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["wrong"] == 0
+    assert found["right"] > 10_000
