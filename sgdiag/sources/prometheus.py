@@ -101,14 +101,14 @@ class Reading:
         self.capture_s: dict[str, float] = {}
         self.model_name = ""
         counters: dict[tuple[object, ...], float] = defaultdict(float)
-        histograms: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+        histograms: dict[tuple[str, RankId], dict[float, float]] = defaultdict(lambda: defaultdict(float))
         for sample in found:
             labels = sample.labels
             self.model_name = self.model_name or labels.get("model_name", "")
             if sample.name.endswith("_bucket"):
                 bound = _bound(labels.get("le", ""))
                 if bound is not None:
-                    histograms[sample.name.removesuffix("_bucket")][bound] += sample.value
+                    histograms[sample.name.removesuffix("_bucket"), _rank(labels)][bound] += sample.value
             elif sample.name in (names.TOKENS, names.GRAPH_PASSES):
                 counters[(sample.name, _rank(labels), labels.get("mode", ""))] += sample.value
             elif sample.name == names.RETRACTIONS:
@@ -122,7 +122,7 @@ class Reading:
             elif not labels.get("priority"):
                 # With priorities each gauge comes again for every one of them; the total has an empty one.
                 self.gauges[_rank(labels)][sample.name] = sample.value
-        self.totals = Totals(at, dict(counters), {name: dict(sums) for name, sums in histograms.items()})
+        self.totals = Totals(at, dict(counters), _each_request_once(histograms))
 
     def snapshot(self, window: Window) -> Snapshot:
         ranks = sorted(self.gauges.keys() | self.phases.keys() | self._counted_ranks())
@@ -264,6 +264,18 @@ class Reading:
         if before is None:
             return unknown(_NEEDS_TWO)
         return Known(self._growth(key, before) / (self.at - before.at), f"metrics:{key[0]}", "derived", self.at)
+
+
+def _each_request_once(histograms: Mapping[tuple[str, RankId], Mapping[float, float]]) -> dict[str, dict[float, float]]:
+    """Summed over the data-parallel ranks; within each all schedulers observe the same requests, and one tells."""
+    first: dict[tuple[str, int], RankId] = {}
+    for name, rank in sorted(histograms):
+        first.setdefault((name, rank.dp), rank)
+    sums: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for (name, _), rank in first.items():
+        for bound, count in histograms[name, rank].items():
+            sums[name][bound] += count
+    return {name: dict(counts) for name, counts in sums.items()}
 
 
 def _rank(labels: Mapping[str, str]) -> RankId:

@@ -230,6 +230,21 @@ def test_a_restarted_server_starts_the_window_anew(scraped: Scraped) -> None:
     assert later.latency.queue.value.count == 2
 
 
+def test_a_request_that_several_ranks_saw_counts_once(scraped: Scraped) -> None:
+    """Of a tensor-parallel group every scheduler observes it; with attention DP each has requests of its own."""
+
+    def text(*counts: int) -> str:
+        ranks = [(0, 0), (0, 1), (1, 2), (1, 3)]
+        return "".join(
+            histogram("queue_time_seconds", (count,) * 4, f'model_name="m",dp_rank="{dp}",tp_rank="{tp}",pp_rank="0"')
+            for (dp, tp), count in zip(ranks, counts, strict=True)
+        )
+
+    scraped.read(text(0, 0, 0, 0))
+
+    assert scraped.read(text(5, 5, 2, 2), after_s=2).latency.queue.value.count == 7
+
+
 def passes(graph: float, none: float) -> str:
     modes = (("decode_cuda_graph", graph), ("decode_none", none), ("prefill_none", 3.0))
     return "".join(gauge("cuda_graph_passes_total", value, f'{LABELS},mode="{mode}"') for mode, value in modes if value)
