@@ -172,7 +172,8 @@ class Report:
     def _conclusions(self, bench: Bench) -> Iterator[str]:
         for of in (OURS, *OTHERS):
             if best_us(dict.fromkeys(bench.names, 0.0), of) is None:
-                yield f"{of} was not measured: {clean(bench.absent.get(of, 'it takes none of these sizes'))}"
+                why = bench.absent.get(of) or self.problem or "it takes none of these sizes"
+                yield f"{of} was not measured: {clean(why)}"
                 continue
             found = crossover(bench.times_us, of)
             if found is None:

@@ -322,6 +322,14 @@ def test_a_whole_run(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("results")
+def test_what_was_not_reached_is_not_said_to_take_no_size(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHAVE", "dies")
+    ran = invoke(monkeypatch, gpus(2), "--python", str(python), "--batches", "1")
+    assert "sglang-v2 was not measured: rank 1 ended with status 7: CUDA error: out of memory" in ran.output
+    assert "takes none of these sizes" not in ran.output
+
+
+@pytest.mark.usefixtures("results")
 def test_json_holds_everything(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = invoke(monkeypatch, gpus(2), "--python", str(python), "--batches", "1", "--json")
     told = json.loads(ran.stdout)
