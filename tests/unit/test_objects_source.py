@@ -40,8 +40,8 @@ class Toy:
 
 
 @contextmanager
-def running(release: str = "0.5.9", algorithm: str = "EAGLE3") -> Iterator[Toy]:
-    command = [sys.executable, str(TOY), release, algorithm]
+def running(release: str = "0.5.9", algorithm: str = "EAGLE3", *how: str) -> Iterator[Toy]:
+    command = [sys.executable, str(TOY), release, algorithm, *how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"
@@ -92,6 +92,17 @@ def test_facts_come_with_path_and_time() -> None:
         assert rank.memory.weights_bytes.value == 3 * 2**29
         assert snapshot.speculation.accept_length_since_start_tokens.value == 2.5
         assert decode_snapshot(encode(snapshot)) == snapshot
+
+
+def test_a_scheduler_that_still_loads_its_model_is_not_read_as_none() -> None:
+    with running("0.5.9", "EAGLE3", "loads") as toy, watching(toy) as source:
+        for _ in range(2):
+            rank = only(source.read())
+            assert isinstance(rank.running_requests, Unknown)
+            assert rank.running_requests.reason.startswith("the scheduler is not there yet")
+            assert "NoneType" not in encode(Snapshot(ranks=(rank,))).decode()
+        assert toy.obey("go on") == "ready"
+        assert only(source.read()).waiting_requests.value == 2
 
 
 def test_the_pools_account_is_of_one_read() -> None:

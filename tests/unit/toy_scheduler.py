@@ -109,7 +109,11 @@ def say(word: str) -> None:
     sys.stdout.flush()
 
 
-def run_scheduler_process(algorithm: str) -> None:
+def run_scheduler_process(algorithm: str, *, loads: bool) -> None:
+    scheduler = None
+    if loads:
+        say("ready")
+        sys.stdin.readline()
     scheduler = Scheduler(algorithm)
     say("ready")
     while (order := sys.stdin.readline().strip()) not in ("", "end"):
@@ -124,6 +128,6 @@ if __name__ == "__main__":
     version.__dict__["__version__"] = sys.argv[1]
     sys.modules["sglang.version"] = version
     threading.Thread(target=threading.Event().wait, name="helper", daemon=True).start()
-    run_scheduler_process(sys.argv[2])
+    run_scheduler_process(sys.argv[2], loads="loads" in sys.argv[3:])
     say("ended")
     sys.stdin.read()

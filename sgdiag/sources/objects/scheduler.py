@@ -105,9 +105,11 @@ class SchedulerProcess:
         return self.has_root
 
     def _start_from(self, function: str, local: str) -> bool:
+        """Whether that local holds the scheduler; while the model is loaded it holds None."""
         with contextlib.suppress(AbsentError):
             self.reader.set_root("scheduler", self.reader.find_local(function, local))
-            return True
+            (counter,) = self.reader.read(Group([self.schema.entries[EPOCH].texts[0]])).results.values()
+            return counter.status is not Status.ABSENT
         return False
 
     def read(self, name: GroupName, *, budget_s: float = BUDGET_S) -> Reading:
