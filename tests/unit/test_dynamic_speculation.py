@@ -111,6 +111,8 @@ def server_args(**given: object) -> SimpleNamespace:
         "enable_lora": None,
         "lora_paths": None,
         "enable_hisparse": False,
+        "attn_cp_size": 1,
+        "elastic_ep_backend": None,
         "pp_size": 1,
         "disaggregation_mode": "null",
     }
@@ -134,6 +136,8 @@ def test_what_works_is_not_refused(sums: ModuleType) -> None:
         ({"enable_pdmux": True}, "--enable-pdmux"),
         ({"lora_paths": ["a"]}, "--enable-lora"),
         ({"enable_hisparse": True}, "--enable-hisparse"),
+        ({"attn_cp_size": 2}, "--attn-cp-size"),
+        ({"elastic_ep_backend": "mooncake"}, "--elastic-ep-backend"),
         ({"pp_size": 2}, "--pp-size"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
     ],

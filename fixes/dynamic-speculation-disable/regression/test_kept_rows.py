@@ -16,7 +16,7 @@ from sgdiag.lab import home
 @pytest.mark.skipif(
     RELEASE in ("0.5.9", "0.5.12.post1", "0.5.13.post1"), reason="older releases resume from a neutral state"
 )
-def test_every_row_is_the_step_that_it_is_taken_for() -> None:
+def test_what_was_kept_is_what_the_draft_model_reads() -> None:
     python = os.environ.get("SGDIAG_FIX_PYTHON", "")
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     if HAS_LAB:
@@ -33,3 +33,5 @@ def test_every_row_is_the_step_that_it_is_taken_for() -> None:
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["wrong"] == 0
     assert found["right"] > 10_000
+    assert found["read at once"] == []
+    assert found["read like accepted drafts"] == []
