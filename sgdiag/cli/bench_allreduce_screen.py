@@ -172,8 +172,7 @@ class Report:
     def _conclusions(self, bench: Bench) -> Iterator[str]:
         for of in (OURS, *OTHERS):
             if best_us(dict.fromkeys(bench.names, 0.0), of) is None:
-                why = bench.absent.get(of) or self.problem or "it takes none of these sizes"
-                yield f"{of} was not measured: {clean(why)}"
+                yield f"{of} was not measured: {clean(bench.absent.get(of, self.problem or 'it was not its turn'))}"
                 continue
             found = crossover(bench.times_us, of)
             if found is None:

@@ -134,6 +134,8 @@ class Bench:
                 if all(self.ranks.gather(made.takes(x))):
                     us = time_call(made.call, self.ranks, self.device, nbytes, capturing=made.capturing)
                     self.report.times_us[nbytes][name] = us
+            if not any(name in times for times in self.report.times_us.values()):
+                self.report.absent[name] = "it takes none of these sizes"
         except Declined as why:
             self.report.absent[name] = str(why)
         finally:
