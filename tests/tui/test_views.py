@@ -351,6 +351,9 @@ def test_a_batch_that_decodes_plainly_is_not_looked_for_on_draft_graphs() -> Non
     read = text_of("graphs", msgspec.structs.replace(plain, graphs=(*plain.graphs, own)))
     assert "─ on the graphs of plain decode\n" in read
     assert re.search(r"^TP0 +DECODE +49 +1 +64 +15 requests", read, re.MULTILINE)
+    fuller = msgspec.structs.replace(own, sizes=Known((50,), "log"), tokens_per_request=Known(1, "log"))
+    read = text_of("graphs", msgspec.structs.replace(plain, graphs=(*plain.graphs, fuller)))
+    assert re.search(r"^TP0 +DECODE +49 +1 +50 +1 request, 1 row *$", read, re.MULTILINE)
 
 
 NARROW = 58

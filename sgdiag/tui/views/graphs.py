@@ -129,7 +129,7 @@ def _width(scene: Scene, batch: Batch) -> Fact[int]:
 def _padding(fit: Fit) -> str:
     if not fit.padded:
         return "none"
-    rows = f", {fmt.count(fit.padded * fit.tokens_per_request)} rows" if fit.tokens_per_request else ""
+    rows = f", {fmt.plural(fit.padded * fit.tokens_per_request, 'row')}" if fit.tokens_per_request else ""
     return fmt.plural(fit.padded, "request") + rows
 
 
