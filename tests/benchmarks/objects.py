@@ -5,22 +5,24 @@
 
 The scheduler should be under steady load. ``--lab`` starts one: a lab server with EAGLE-3 that takes its tokens from a
 table, so that its steps are as short as a GPU's, with 16 requests. First the hot group is read for a while and its cost
-and consistency are counted; then, at 10 Hz and at 100 Hz, the reader is on and off in alternate slots of two seconds,
-and the time per scheduler step of a slot is compared with that of its neighbours, with a 95 % interval by resampling. A
-process of its own watches the counter of steps all the time, and only that, so that a slot's time per step is a median
-over its steps: a machine that stands still for a moment moves an average, but not that.
+and consistency are counted, at 10 Hz and at 100 Hz. Then it is read ten times a second while a process of its own
+watches the counter of steps, and only that: what the scheduler made in 20 ms from the step on that a read began in is
+compared with what it made in 20 ms halfway to the next one. The difference, as time, is what a read costs the server,
+with a 95 % interval by resampling the reads. `tests.benchmarks.overhead` sees longer effects, and not as finely.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import contextlib
 import json
 import multiprocessing
+import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -33,10 +35,12 @@ from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute
 from sgdiag.session.attach import Access, find_schedulers
 from sgdiag.sources.objects import SchedulerProcess
-from tests.benchmarks.slowdown import SLOT_S, compared, steps_by_slot
 from tests.benchmarks.steady_load import Crowd, read_table
 
 POLL_S = 0.0002
+READS_HZ = 10
+WINDOW_S, CONTROL_S = 0.02, 0.05
+RESAMPLINGS = 2000
 REQUESTS, TOKENS, SETTLE_S = 16, 1000, 5.0
 
 
@@ -81,26 +85,51 @@ class Watched:
             "complete_within_three": sum(one <= 3 for one in attempts) / count,
         }
 
-    def slowdown(self, seconds: float, rate_hz: float) -> dict[str, float]:
-        """Relative change of the time per step with the reader on."""
-        switches: list[float] = []
+    def added(self, seconds: float) -> dict[str, float]:
+        """What a read adds to the server's steps, in ms, and the slow-down that ten a second come to."""
+        reads: list[float] = []
         with stepping(self.process.pid) as steps:
-            begun = time.monotonic()
-            while time.monotonic() - begun < seconds or len(switches) % 2 == 0:
-                switches.append(time.monotonic())
-                self._slot(rate_hz if len(switches) % 2 == 0 else 0.0)
-            switches.append(time.monotonic())
-        return compared([steps_by_slot(steps, switches)])
-
-    def _slot(self, rate_hz: float) -> None:
-        """One slot with so many reads a second in it."""
-        end = time.monotonic() + SLOT_S
-        while (left := end - time.monotonic()) > 0:
-            if rate_hz:
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                reads.append(time.monotonic())
                 self.process.read("hot")
-                time.sleep(1 / rate_hz)
-            else:
-                time.sleep(left)
+                time.sleep(max(0.0, reads[-1] + 1 / READS_HZ - time.monotonic()))
+        lost_s = list(lost_times(steps, reads))
+        if not lost_s:
+            sys.exit("no steps were seen: is the server under load?")
+        chance = random.Random(0)  # noqa: S311 - resampling, repeatable
+        means = sorted(statistics.mean(chance.choices(lost_s, k=len(lost_s))) for _ in range(RESAMPLINGS))
+        low, high = means[int(0.025 * RESAMPLINGS)], means[int(0.975 * RESAMPLINGS)]
+        mean = statistics.mean(lost_s)
+        return {
+            "reads": len(lost_s),
+            "step_ms": (steps[-1] - steps[0]) / (len(steps) - 1) * 1e3,
+            "added_ms": mean * 1e3,
+            "added_ms_low": low * 1e3,
+            "added_ms_high": high * 1e3,
+            "slow_down": mean * READS_HZ,
+            "slow_down_low": low * READS_HZ,
+            "slow_down_high": high * READS_HZ,
+        }
+
+
+def lost_times(steps: Sequence[float], reads: Sequence[float]) -> Iterator[float]:
+    """Seconds of stepping that each read cost; ``steps`` are the times of the steps. The ends are left out."""
+    if len(steps) < 2:
+        return
+    step_s = (steps[-1] - steps[0]) / (len(steps) - 1)
+    for read in reads:
+        control = read + CONTROL_S
+        if steps[0] < read and control + WINDOW_S < steps[-1]:
+            yield (made(steps, control) - made(steps, read)) * step_s
+
+
+def made(steps: Sequence[float], moment: float) -> float:
+    """How many steps were made in the window that begins with the step of that moment, the last in part."""
+    begin = bisect.bisect_right(steps, moment) - 1
+    end = steps[begin] + WINDOW_S
+    last = bisect.bisect_right(steps, end)
+    return last - 1 - begin + (end - steps[last - 1]) / (steps[last] - steps[last - 1])
 
 
 @contextmanager
@@ -175,7 +204,7 @@ def measured(pid: int, seconds: float) -> dict[str, Any]:
     figures: dict[str, Any] = {"opened_s": watched.opened_s, "release": watched.process.release.or_else("unknown")}
     for rate_hz in (10.0, 100.0):
         figures[f"hot group at {rate_hz:.0f} Hz"] = watched.cost(seconds / 4, rate_hz)
-        figures[f"slow-down at {rate_hz:.0f} Hz"] = watched.slowdown(seconds, rate_hz)
+    figures["what a read adds"] = watched.added(seconds)
     return figures
 
 

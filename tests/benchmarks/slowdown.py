@@ -124,8 +124,8 @@ def main() -> None:
         lab.down(target.name)
 
 
-def compared(streams: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
-    """``streams``: per stream, per slot (off first), the step times in seconds. Raises SystemExit if there are none."""
+def report(streams: Sequence[Sequence[Sequence[float]]]) -> None:
+    """Print the median step and the slow-down; ``streams``: per stream, per slot (off first), step times in seconds."""
     slots = [[step for one in streams for step in one[place]] for place in range(len(streams[0]))]
     middles = [statistics.median(slot) if slot else 0.0 for slot in slots]
     # Against the slots on both sides of it, so that a drift of the load does not look like a slow-down.
@@ -137,22 +137,9 @@ def compared(streams: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
     if not pairs:
         raise SystemExit("no steps were seen: is the server under load?")
     change, low, high = interval(pairs)
-    off, on = (statistics.median(middles[side::2]) for side in (0, 1))
-    return {
-        "pairs": len(pairs),
-        "step_ms_off": off * 1e3,
-        "step_ms_on": on * 1e3,
-        "change": change,
-        "low": low,
-        "high": high,
-    }
-
-
-def report(streams: Sequence[Sequence[Sequence[float]]]) -> None:
-    """Print what ``compared`` says."""
-    found = compared(streams)
-    print(f"median step: off {found['step_ms_off']:.3f} ms, on {found['step_ms_on']:.3f} ms; {found['pairs']} pairs")
-    print(f"slow-down: {found['change']:+.2%}, 95 % interval {found['low']:+.2%} to {found['high']:+.2%}")
+    off, on = (statistics.median(middles[side::2]) * 1e3 for side in (0, 1))
+    print(f"median step: off {off:.3f} ms, on {on:.3f} ms; {len(pairs)} pairs")
+    print(f"slow-down: {change:+.2%}, 95 % interval {low:+.2%} to {high:+.2%}")
 
 
 if __name__ == "__main__":
