@@ -22,6 +22,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
 from sglang.srt.speculative.plain_decode import PlainDecode, PlainDecodeGraphRunner, _Kept
 from sglang.srt.speculative.plain_decode_kept import KeptRows
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 MAX_STEPS = 64
 GRAPH_SIZES = (8, 16, 24, 32, 40)
@@ -219,6 +220,19 @@ def wrong_at_once() -> list[str]:
     return resumed.wrong
 
 
+def held_by_a_batch_that_speculates() -> int:
+    """Steps whose requests are still held, where the last plain batch has ended and another one speculates."""
+    kept = empty(300)
+    plain = decoder(kept, random.Random(0))  # noqa: S311
+    plain.threshold = 2
+    plain.forward(step([object()], [1], [1]))
+    batch = SimpleNamespace(
+        reqs=[object()], spec_algorithm=SpeculativeAlgorithm.EAGLE3, prepare_for_decode=lambda: None
+    )
+    plain.prepare_for_decode(batch, None)
+    return len(kept.rows.steps)
+
+
 def main() -> None:
     found = [drive(seed) for seed in range(10)]
     said = {
@@ -226,6 +240,7 @@ def main() -> None:
         "wrong": sum(wrong for _, wrong in found),
         "read at once": wrong_at_once(),
         "read like accepted drafts": Resumed(mrope=True).wrong,
+        "held": held_by_a_batch_that_speculates(),
     }
     print(json.dumps(said))  # noqa: T201 - its output
 

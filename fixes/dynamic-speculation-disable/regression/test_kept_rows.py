@@ -35,3 +35,4 @@ def test_what_was_kept_is_what_the_draft_model_reads() -> None:
     assert found["right"] > 10_000
     assert found["read at once"] == []
     assert found["read like accepted drafts"] == []
+    assert found["held"] == 0
