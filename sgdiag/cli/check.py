@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from sgdiag.cli import options
-from sgdiag.cli.advised import server_pid
 from sgdiag.cli.findings import print_findings
 from sgdiag.cli.manual import Command, json_output
 from sgdiag.cli.notes import note
 from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode
+from sgdiag.session.advised import server_pid
 
 FIRST_READ_S = 2.5
 """How long the first readings may take: longer than for a glance, since what is missing here is a missed finding."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgdiag.analysis.format import clean
 from sgdiag.cli import wrapping
-from sgdiag.cli.advised import about, of_package
+from sgdiag.session.advised import about, of_package
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -24,6 +24,7 @@ from textual.widgets import ContentSwitcher, Static
 from sgdiag.analysis import format as fmt
 from sgdiag.analysis.history import History
 from sgdiag.model import SEVERITY, Finding, Known, SgdiagError, Snapshot
+from sgdiag.session.advised import server_pid
 from sgdiag.session.feed import Feed
 from sgdiag.session.recording import ReplayFeed
 from sgdiag.tui.help import HelpScreen
@@ -228,7 +229,15 @@ class SgdiagApp(App[None]):
             # A redraw that was asked for before the widgets were taken down.
             return
         look = Look(self._snapshot, self._palette, self._sources)
-        scene = Scene(look, self.size.width - 2, self.size.height, self.history, self._findings, frames=self._frames)
+        scene = Scene(
+            look,
+            self.size.width - 2,
+            self.size.height,
+            self.history,
+            self._findings,
+            frames=self._frames,
+            pid=server_pid(self._snapshot, None) if self._player is None else None,
+        )
         self._put("head", self._head(scene))
         self._put("tabs", self._tabs(scene))
         self._put("foot", self._foot(look))

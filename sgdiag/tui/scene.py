@@ -13,7 +13,7 @@ from sgdiag.tui.paint import Look
 @dataclass(frozen=True)
 class Scene:
     """The state of one moment and the room there is for it, in cells. Without ``charts``, the past is not drawn;
-    with ``frames``, all Python frames of all threads are."""
+    with ``frames``, all Python frames of all threads are. ``pid`` is of the server, if it runs on this host now."""
 
     look: Look
     width: int
@@ -22,6 +22,7 @@ class Scene:
     findings: Sequence[Finding] | None = None
     charts: bool = True
     frames: bool = False
+    pid: int | None = None
 
     @property
     def snapshot(self) -> Snapshot:

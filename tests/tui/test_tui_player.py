@@ -104,6 +104,15 @@ async def test_charts_have_a_past_after_a_jump(film: Path) -> None:
         assert history.reach_s == 50
 
 
+async def test_a_recorded_pid_is_not_offered_to_a_fix(film: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    async with playing(film, Clock(), (100, 40)) as pilot:
+        await pilot.press("8")
+        await pilot.pause()
+        screen = "\n".join(screen_text(pilot))
+        assert "sgdiag apply-fix admission-by-pool --python EXE" in screen
+
+
 async def test_help_tells_the_keys(film: Path) -> None:
     async with playing(film, Clock()) as pilot:
         await pilot.press("question_mark")

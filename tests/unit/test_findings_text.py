@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sgdiag.cli.advised import server_pid
 from sgdiag.cli.findings import print_findings
 from sgdiag.model import Advice, Evidence, Finding, Process, Snapshot
+from sgdiag.session.advised import server_pid
 
 COMMAND = "dmesg -T | grep -i -E 'killed process|out of memory|Xid' | tail --lines=20"
 

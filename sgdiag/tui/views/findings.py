@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from sgdiag.model import SEVERITY, Finding
+from sgdiag.session.advised import about, of_package
 from sgdiag.tui.paint import Fields, Lines, Look, Row, Section, fit, stack
 from sgdiag.tui.scene import Scene
 from sgdiag.tui.views.common import ROOMY, VERDICT_SIGNS, finding_line
@@ -38,7 +39,8 @@ def detail(scene: Scene, finding: Finding) -> list[Text]:
     sure = f", {finding.confidence:.0%} sure" if finding.confidence else ""
     rows = [Row("id", look.text(finding.id))] * (finding.id != finding.playbook)
     rows += [Row("playbook", look.text(f"sgdiag playbook {finding.playbook}"))] * bool(finding.playbook)
-    rows += [Row("fix", look.text(f"sgdiag apply-fix {finding.fix}"))] * bool(finding.fix)
+    if finding.fix:
+        rows.append(Row("fix", look.text(of_package(f"apply-fix {finding.fix}", scene.pid))))
     head = [Lines([look.ink(finding.title, "strong")], wrapped=True)]
     note = look.ink(f"{sign} {finding.verdict}{sure}", role)
     sections = [Section("Finding", [*head, Fields(rows)], note=note)]
@@ -51,7 +53,7 @@ def detail(scene: Scene, finding: Finding) -> list[Text]:
         for number, advice in enumerate(finding.advice, 1):
             lines.append(look.join(f"{number}. ", look.ink(advice.action)))
             effect = look.ink(f"→ {advice.effect}" if advice.effect else "", "label")
-            command = look.ink(advice.command, "strong")
+            command = look.ink(about(advice.command, None, scene.pid), "strong")
             if command and effect and command.cell_len + effect.cell_len + 5 <= scene.width:
                 lines.append(look.join("   ", command, "  ", effect))
             else:
