@@ -289,7 +289,8 @@ def _http(subject: Subject) -> Row:
         return Row(
             HTTP, "no", f"nothing answers at {url}", "it may be starting; otherwise give its URL as seen from here"
         )
-    return Row(HTTP, "yes" if health.value == "up" else "partly", f"{url} answers; the server is {health.value}")
+    # Its own word: a process behind it may be stopped, which `status` finds.
+    return Row(HTTP, "yes" if health.value == "up" else "partly", f"{url} answers, by its own word {health.value}")
 
 
 def _metrics(subject: Subject) -> Row:
