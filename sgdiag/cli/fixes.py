@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sgdiag.cli.beside import pip_install
 from sgdiag.cli.manual import Command, Group, add_options
 from sgdiag.cli.notes import note
 from sgdiag.cli.page import print_page
 from sgdiag.cli.wrapping import WHOLE, columns, wrapped
 from sgdiag.model.errors import ExitCode, RefusedError, SgdiagError
-from sgdiag.session.advised import pip_install
 
 if TYPE_CHECKING:
     from sgdiag.fixes.catalogue import Delivery, Fix

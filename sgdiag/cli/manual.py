@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from sgdiag.cli.beside import pip_install
 from sgdiag.model.errors import SgdiagError, no_such
-from sgdiag.session.advised import pip_install
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,11 +46,3 @@ def server_pid(snapshot: Snapshot, target: str | None) -> int | None:
     if is_file(target):
         return None
     return next((process.pid for process in snapshot.processes if process.role in ("launcher", "scheduler")), None)
-
-
-def pip_install(package: str) -> str:
-    """What puts ``package`` beside sgdiag itself, whatever environment that is in."""
-    words = [sys.executable, "-m", "pip", "install", package]
-    if importlib.util.find_spec("pip") is None:
-        words = ["uv", "pip", "install", "--python", sys.executable, package]
-    return shlex.join(words)
