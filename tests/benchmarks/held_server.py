@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from sgdiag.model import unknown
-from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute
 from sgdiag.session.attach import Access, find_schedulers
 from sgdiag.sources.objects import SchedulerProcess
@@ -56,7 +55,7 @@ class HeldServer:
         pids = tuple(find_schedulers(url, Access(url=url))[0].values())
         self._ranks = [SchedulerProcess(pid, lambda: unknown("not asked"), execute=Execute.WAIT) for pid in pids]
         self._first = self._ranks[0]
-        self.epoch = self._first.schema.entries[EPOCH].texts[0]
+        self.epoch = self._first.epoch
 
     @property
     def pids(self) -> tuple[int, ...]:

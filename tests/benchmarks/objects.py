@@ -18,7 +18,6 @@ import bisect
 import contextlib
 import json
 import multiprocessing
-import random
 import statistics
 import sys
 import time
@@ -31,16 +30,15 @@ from typing import Any
 
 from sgdiag import lab
 from sgdiag.model import unknown
-from sgdiag.releases.objects import EPOCH
 from sgdiag.remote import Execute
 from sgdiag.session.attach import Access, find_schedulers
 from sgdiag.sources.objects import SchedulerProcess
+from tests.benchmarks.slowdown import resampled
 from tests.benchmarks.steady_load import Crowd, read_table
 
 POLL_S = 0.0002
 READS_HZ = 10
 WINDOW_S, CONTROL_S = 0.02, 0.05
-RESAMPLINGS = 2000
 REQUESTS, TOKENS, SETTLE_S = 16, 1000, 5.0
 
 
@@ -51,7 +49,7 @@ class Watched:
         begun = time.perf_counter()
         self.process = SchedulerProcess(pid, lambda: unknown("not asked"), execute=Execute.WAIT)
         self.opened_s = time.perf_counter() - begun
-        self._counter = self.process.group((self.process.schema.entries[EPOCH].texts[0],))
+        self._counter = self.process.group((self.process.epoch,))
 
     def steps(self) -> int:
         while True:
@@ -97,10 +95,7 @@ class Watched:
         lost_s = list(lost_times(steps, reads))
         if not lost_s:
             sys.exit("no steps were seen: is the server under load?")
-        chance = random.Random(0)  # noqa: S311 - resampling, repeatable
-        means = sorted(statistics.mean(chance.choices(lost_s, k=len(lost_s))) for _ in range(RESAMPLINGS))
-        low, high = means[int(0.025 * RESAMPLINGS)], means[int(0.975 * RESAMPLINGS)]
-        mean = statistics.mean(lost_s)
+        mean, low, high = resampled(lost_s, statistics.fmean)
         return {
             "reads": len(lost_s),
             "step_ms": (steps[-1] - steps[0]) / (len(steps) - 1) * 1e3,

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import urllib3
 
@@ -68,10 +68,14 @@ def steps_by_slot(arrivals: Sequence[float], switches: Sequence[float]) -> list[
 
 def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Median of on/off - 1 over pairs of slots, and its 95 % interval."""
-    ratios = [on / off - 1 for on, off in pairs]
+    return resampled([on / off - 1 for on, off in pairs], statistics.median)
+
+
+def resampled(values: Sequence[float], of: Callable[[Sequence[float]], float]) -> tuple[float, float, float]:
+    """``of`` the values, and its 95 % interval."""
     chance = random.Random(0)  # noqa: S311 - resampling, repeatable
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLINGS))
-    return statistics.median(ratios), medians[int(0.025 * RESAMPLINGS)], medians[int(0.975 * RESAMPLINGS)]
+    found = sorted(of(chance.choices(values, k=len(values))) for _ in range(RESAMPLINGS))
+    return of(values), found[int(0.025 * RESAMPLINGS)], found[int(0.975 * RESAMPLINGS)]
 
 
 def watch_in_slots(pid: int, seconds: float) -> list[float]:

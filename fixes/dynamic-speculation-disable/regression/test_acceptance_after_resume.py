@@ -9,14 +9,12 @@ import os
 
 import pytest
 from acceptance import DISTANCES, DRAFT_STEPS, Stream, across_a_gap, serving
-from test_dynamic_speculation_disable import LAB_RELEASE, ON_THE_LAB, RELEASE, ROOT, SLOW
+from test_dynamic_speculation_disable import LAB_RELEASE, ON_THE_LAB, ROOT, SLOW, WHERE_STEPS_ARE_KEPT
 
 pytestmark = [
     ON_THE_LAB,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        RELEASE in ("0.5.9", "0.5.12.post1", "0.5.13.post1"), reason="older releases resume from a neutral state"
-    ),
+    WHERE_STEPS_ARE_KEPT,
 ]
 
 KEPT_STEPS = 64  # of the patch

@@ -7,15 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-from test_dynamic_speculation_disable import HAS_LAB, LAB_RELEASE, RELEASE, ROOT
+from test_dynamic_speculation_disable import HAS_LAB, LAB_RELEASE, ROOT, WHERE_STEPS_ARE_KEPT
 
 from sgdiag.lab import home
 
 
-@pytest.mark.skipif(
-    RELEASE in ("0.5.9", "0.5.12.post1", "0.5.13.post1"), reason="older releases resume from a neutral state"
-)
+@WHERE_STEPS_ARE_KEPT
 def test_what_was_kept_is_what_the_draft_model_reads() -> None:
     python = os.environ.get("SGDIAG_FIX_PYTHON", "")
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

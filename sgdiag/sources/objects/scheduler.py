@@ -92,9 +92,14 @@ class SchedulerProcess:
         value = self.reader.read(Group([path])).results[path].value
         return Known(encodable(value), f"object:{module}.{name}") if isinstance(value, str) else None
 
+    @property
+    def epoch(self) -> str:
+        """The path of the counter that grows with each step."""
+        return self.schema.entries[EPOCH].texts[0]
+
     def _epoch(self, name: GroupName) -> str | None:
         # What never changes, or is not looked at together, needs no counter that frames it.
-        return None if name in ("static", "slow") else self.schema.entries[EPOCH].texts[0]
+        return None if name in ("static", "slow") else self.epoch
 
     def find_roots(self) -> bool:
         """Find what paths start from; False while the scheduler object is not there (yet)."""
@@ -108,7 +113,7 @@ class SchedulerProcess:
         """Whether that local holds the scheduler; while the model is loaded it holds None."""
         with contextlib.suppress(AbsentError):
             self.reader.set_root("scheduler", self.reader.find_local(function, local))
-            (counter,) = self.reader.read(Group([self.schema.entries[EPOCH].texts[0]])).results.values()
+            (counter,) = self.reader.read(Group([self.epoch])).results.values()
             return counter.status is not Status.ABSENT
         return False
 
@@ -134,7 +139,7 @@ class SchedulerProcess:
     def group(self, paths: tuple[str, ...]) -> Group:
         """Any paths as a group; the same one each time, since it remembers. Raises PathError."""
         if paths not in self._asked:
-            self._asked[paths] = Group(paths, epoch=self.schema.entries[EPOCH].texts[0])
+            self._asked[paths] = Group(paths, epoch=self.epoch)
         return self._asked[paths]
 
     def missing(self) -> dict[str, Observation]:
